@@ -95,7 +95,7 @@ bench: install-dev ## Time the certificate kernel
 	$(PY) -m benchmarks.certificates $(ARGS)
 
 bench-decoding: install-dev ## Time decoding with a drafter against transformers' assisted generation
-	$(PY) -m benchmarks.decoding speed $(ARGS)
+	$(PY) -m benchmarks.decoding $(ARGS)
 
 robustness: install-dev ## Kill, damage and crowd a small study, and look for what is lost
 	$(PY) -m benchmarks.robustness $(ARGS)

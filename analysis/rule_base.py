@@ -203,12 +203,9 @@ class Rule:
     ) -> NDArray[np.bool_]:
         """Return (N,) whether the drafted tokens are accepted.
 
-        Args:
-            dist: N steps of the target.
-            rank: (N,) target rank of the drafted token, from 1.
-            log_prob: (N,) its target log-probability.
-            argmax_rank: (N,) rank of x0 under the drafter, from 1; trees need it.
-            count: the accepted counts, if `certify` has computed them already.
+        `rank`, from 1, and `log_prob` are those of the drafted tokens under the target, (N,) each;
+        `argmax_rank` is that of x0 under the drafter, which trees need; `count` are the accepted
+        counts, if `certify` has computed them already.
 
         Raises:
             RuleError: the count is unknown, the token is not among the stored ones, and the

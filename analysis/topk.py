@@ -159,11 +159,8 @@ class TopK:
         Raw logits, the tail and the entropy are unknown. Certificates are therefore intervals,
         and a rule that compares raw logits raises an error.
 
-        Args:
-            top_ids: (N, K) int32, in the order of the values.
-            log_probs: (N, K) natural logarithms, in descending order; -inf is a probability of 0.
-            error: the largest error of each, at least 0; a number or (N, K).
-            vocab_size: V >= K; a larger one is sound too, and makes intervals wider.
+        `log_probs` (N, K) are natural logarithms, in descending order, `error` the largest error of
+        each, a number or (N, K). A larger vocabulary is sound too, and makes intervals wider.
 
         Raises:
             ValueError: shapes disagree, values rise, or sums of probabilities are too large.

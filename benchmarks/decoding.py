@@ -1,11 +1,11 @@
 """Speed of decoding, compared with transformers.
 
-``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter and
+``python -m benchmarks.decoding [OVERRIDES]`` times greedy decoding with a drafter and
 transformers' own generation, with the same target, prompts and draft lengths (lengths=2,4). All
 decoders take each prompt in turn, in three rounds, and the median counts. Transformers drafts with
 the same model or, if the drafter is a head, by prompt look-up. The output has milliseconds a token
-and ratios to the target alone with their interval over prompts. decoding.prompts, decoding.steps
-and decoding.lookup_match apply.
+and ratios to the target alone with their interval over prompts. decoding.prompts, decoding.steps,
+decoding.lookup_match and statistics apply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from analysis.decoding.speed import speedups
-from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
@@ -59,7 +59,7 @@ def time_decoding(words: list[str]) -> None:
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {steps} tokens, "
         f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
     )
-    print_comparison(ways, prompts)
+    print_comparison(ways, prompts, study.statistics)
 
 
 def generate(
@@ -91,7 +91,9 @@ def generate(
     return run
 
 
-def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
+def print_comparison(
+    ways: dict[str, Decoder], prompts: list[list[int]], statistics: Resampling
+) -> None:
     """Print the time a token of every decoder, in turn at each prompt, and its speedup."""
     names = list(ways)
     for decoder in ways.values():
@@ -105,7 +107,7 @@ def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None
             tokens[at, way] = len(ways[names[way]](prompts[at]))
             taken[round_, at, way] = time.perf_counter() - started
     seconds, others = np.median(taken, axis=0), range(1, len(names))
-    bootstrap = PromptBootstrap(np.arange(len(prompts)), 2000, 0.95, 0)
+    bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
     times = speedups(seconds, tokens, [0] * len(names), [others], bootstrap)
     paces = 1000 * seconds.sum(0) / tokens.sum(0)
     for name, pace, (ratio, low, high) in zip(names, paces, times, strict=True):
@@ -116,6 +118,4 @@ def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["speed"]:
-        raise SystemExit("give speed, then overrides")
-    time_decoding(sys.argv[2:])
+    time_decoding(sys.argv[1:])

@@ -32,10 +32,10 @@ from pipeline.decoding.drafters import Drafter, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match
 from pipeline.models.batch_decoding import decode_batch
+from pipeline.models.devices import describe_device, peak_memory
 from pipeline.models.language_model import Head, linear_of
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
-from pipeline.timing import describe_device, peak_memory
 from pipeline.workers import out_of_memory
 
 COMMON: dict[str, Any] = {

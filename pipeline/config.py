@@ -62,11 +62,7 @@ def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def composed(words: Iterable[str]) -> DictConfig:
-    """Compose the configuration as ``python -m pipeline`` does, from the words behind it.
-
-    Raises:
-        PipelineError: an override or a file is wrong.
-    """
+    """Compose the configuration as ``python -m pipeline`` does, from the words behind it."""
     folders, overrides = config_dirs(words := list(words))
     if folders:
         places = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
@@ -109,12 +105,7 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
 
 
 def settings_of(config: DictConfig) -> Config:
-    """Return a composed configuration as checked settings.
-
-    Raises:
-        PipelineError: a line for each key that is unknown or not set, or whose value is not
-            allowed.
-    """
+    """Return a composed configuration as checked settings."""
     try:
         OmegaConf.to_container(config, throw_on_missing=True)
         values: Any = OmegaConf.to_container(config, resolve=True)

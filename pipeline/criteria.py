@@ -19,11 +19,7 @@ from pipeline.files import file_digest
 
 
 def build_rules(criteria: Any) -> list[Rule]:
-    """Return all rules of `criteria`, in order.
-
-    Raises:
-        PipelineError: there is none, a rule, key, type or range is wrong, or two are the same.
-    """
+    """Return all rules of `criteria`, in order."""
     rules = [rule for built in _by_name(criteria).values() for rule in built]
     labels = [rule.label for rule in rules]
     if not labels:

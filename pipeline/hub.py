@@ -122,11 +122,7 @@ def _state(path: Path) -> str:
 
 
 def local_path(path: str, key: str = "") -> Path | None:
-    """Return `path` as a local path (relative ones also from the repository), or None for a hub id.
-
-    Raises:
-        PipelineError: there is no such path and it is no hub id either.
-    """
+    """Return a local path (a relative one also from the repository), or None for a hub id."""
     for candidate in (Path(path).expanduser(), ROOT / path):
         if candidate.exists():
             return candidate.resolve()
@@ -139,11 +135,7 @@ def local_path(path: str, key: str = "") -> Path | None:
 
 
 def local_file(path: str, key: str = "targets") -> Path:
-    """Return the local path of a file.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
+    """Return the local path of a file."""
     with suppress(PipelineError):
         if (local := local_path(path)) is not None and local.is_file():
             return local
@@ -173,11 +165,7 @@ def cached_commit(name: str, revision: str | None, kind: str) -> str | None:
 
 
 def newest_commit(name: str, revision: str | None, kind: str, key: str) -> str:
-    """Ask the hub for the commit of a revision; arguments as of `hub_files`.
-
-    Raises:
-        PipelineError: the hub does not tell.
-    """
+    """Ask the hub for the commit of a revision; arguments as of `hub_files`."""
     from huggingface_hub import HfApi
 
     with _asking(name, key):
@@ -216,9 +204,6 @@ def hub_files(
 
     In patterns * crosses folders. `revision` is a branch, tag or commit, None is main; `key` is the
     configuration's, for errors; `kind` is model or dataset.
-
-    Raises:
-        PipelineError: the hub does not give a file, or a damaged one.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -233,15 +233,9 @@ def build_methods(
 ) -> list[Method]:
     """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
 
-    Args:
-        entries: by name, as configured; null is left out.
-        criteria: the rules that `rule: criteria` stands for. A method of these that is decoded
-            anyway is left out.
-        draft_length: `decoding.draft_length`, which replaces the draft length of every method;
-            methods that differ in nothing else become one. None leaves them as they are.
-
-    Raises:
-        PipelineError: a key, name, type or range is wrong, or two methods are the same.
+    An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for; a
+    method of these that is decoded anyway is left out. `draft_length` replaces that of every
+    method, unless it is None; methods that differ in nothing else become one.
     """
     given = entries if isinstance(entries, Mapping) else {}
     named = {name: entry for name, entry in given.items() if entry is not None}

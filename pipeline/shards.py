@@ -20,9 +20,8 @@ from tqdm import tqdm
 from pipeline.columns import Tables
 from pipeline.errors import PipelineError
 from pipeline.files import digest, read_checked, write_checked
-from pipeline.ray_workers import ray_workers
 from pipeline.stage import Inputs, Json, Out, Task
-from pipeline.workers import Here, OpenWorker, Result
+from pipeline.workers import Here, OpenWorker, Result, ray_workers
 
 MINUTE = 60.0  # seconds between two lines of progress in a log
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"
@@ -53,14 +52,9 @@ def compute_shards(
 ) -> list[Shard]:
     """Compute the shards of all items but those that are finished; add the worker's facts.
 
-    Args:
-        task: what is made; `execution` of its models says by which workers.
-        inputs: what it is made from.
-        out: where it is made.
-        names: the items, in the order in which they are computed; None: a worker knows them.
-        open_worker: loads what is needed, here or in another process.
-        steps: the most that an item can have, for the progress bar.
-        unit: of the progress bar, in the singular.
+    `names` are the items, in the order in which they are computed; None: a worker knows them.
+    `open_worker` loads what is needed, here or in another process, as `execution` of the task's
+    models says. `steps`, the most that an item can have, and `unit` are for the progress bar.
     """
     out.shards.mkdir(exist_ok=True)
     shards = list(_finished(out.shards))

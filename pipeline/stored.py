@@ -56,7 +56,7 @@ def resampled(
 
     Of an engine's log the pieces of an answer, and the choices of a prompt, stay together.
     """
-    trajectories = Trajectories.from_positions(steps["position"].to_numpy())
+    trajectories = Trajectories.from_positions(numbers(steps["position"]))
     clusters = None
     if "log" in distributions.settings:
         prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
@@ -71,7 +71,7 @@ def read_steps(artifact: Artifact) -> Steps:
 
     target = read_distributions(artifact)
     table = artifact.read(columns=["position", *(f"depth_{name}" for name in DRAFTED)])
-    position = table["position"].to_numpy()
+    position = numbers(table["position"])
     values = [np.ascontiguousarray(numbers(column).T) for column in table.columns[1:]]
 
     def steps(depth: int, kl: Floats, deeper: Sequence[Steps] = ()) -> Steps:

@@ -42,7 +42,7 @@ class Study:
 
     Attributes:
         config: the checked configuration.
-        rules: the acceptance rules of `config.criteria`.
+        rules: those of `config.criteria`.
         decoded: those of them that a method with `rule: criteria` decodes with.
         wanted: the requested stage, and all that it is made from.
         tasks: the artifacts of the wanted stages, target by target; of other stages none.
@@ -91,10 +91,6 @@ class Study:
         """The settings of the bootstrap."""
         return Resampling(**vars(self.config.statistics))
 
-    def made(self, task: Task) -> bool:
-        """Say whether the artifact of a task is published, up to date or not."""
-        return self.store.find(task) is not None
-
     def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
         """Return the specification of a model; `key` is its configuration key."""
         identity = self.identities.model(model.path, model.revision, f"{key}.path")
@@ -129,11 +125,7 @@ class Study:
         ]
 
     def make(self, stage: str) -> list[Artifact]:
-        """Bring the artifacts of a stage up to date, and all they are made from.
-
-        Raises:
-            PipelineError: a stage says what is wrong; finished artifacts and shards are kept.
-        """
+        """Bring the artifacts of a stage up to date, and all they are made from."""
         tasks = self.tasks[stage]
         todo = self.store.missing(tasks)
         if todo:
@@ -157,11 +149,7 @@ class Study:
         print(f"plan: {', '.join(parts)}", flush=True)
 
     def task(self, stage: str, target: str | None = None) -> Task:
-        """Return the task of a stage; `target` is a key of `targets`, the first one by default.
-
-        Raises:
-            PipelineError: no such stage or target, or the study does not have this stage.
-        """
+        """Return the task of a stage; `target` is a key of `targets`, the first one by default."""
         if stage not in self.tasks:
             raise PipelineError(f"no stage {stage!r}; stages: {', '.join(self.tasks)}")
         tasks = self.tasks[stage]
@@ -174,11 +162,7 @@ class Study:
         return tasks[at]
 
     def artifact(self, stage: str, target: str | None = None) -> Artifact:
-        """Return the artifact of a stage, as `task` names it.
-
-        Raises:
-            PipelineError: it does not exist yet; names the command that makes it.
-        """
+        """Return the artifact of a stage, as `task` names it; PipelineError if it is not there."""
         task = self.task(stage, target)
         found = self.store.find(task)
         if found is None:
@@ -237,13 +221,7 @@ def _closure(name: str) -> frozenset[str]:
 
 
 def check_models(tasks: Sequence[Task]) -> None:
-    """Check the models that tasks, still to be computed, will load.
-
-    Raises:
-        PipelineError: there is no such device or are fewer processors; workers can't be had; a
-            model is of a kind that can't be run; one that reads drafts can't take them back; or
-            tokenizers differ.
-    """
+    """Check the models that tasks, still to be computed, will load."""
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
@@ -256,7 +234,7 @@ def check_models(tasks: Sequence[Task]) -> None:
             continue
         checked.add((models[0].key, len(models)))
         if models[0].execution.engine == "ray":
-            from pipeline.ray_workers import allocate, connect
+            from pipeline.workers import allocate, connect
 
             allocate(connect().cluster_resources(), models[0])
         else:

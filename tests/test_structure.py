@@ -1,8 +1,6 @@
 """What the tree promises: import directions and lazy imports."""
 
 import ast
-import subprocess
-import sys
 from functools import cache
 
 import pytest
@@ -75,22 +73,6 @@ def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path):
         assert tasks[name], name
         for task in tasks[name]:
             assert {one.stage.name for one in task.inputs.values()} <= set(stage.upstream), name
-
-
-def test_the_public_names_are_imported_when_asked_for():
-    script = (
-        "import sys, analysis\n"
-        f"assert not [name for name in {(*HEAVY, 'numpy')!r} if name in sys.modules]\n"
-        "from analysis import TopK\n"
-        "assert 'numba' not in sys.modules\n"
-        "from analysis import TopK, certify\n"
-        "from analysis.rules import StrictGreedy\n"
-        "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[[0.130812]]"
 
 
 def module_of(path):

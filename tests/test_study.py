@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import Image
 
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, Tree
+from analysis.rules import Additive, StrictGreedy, Tree
 from pipeline import solve
 from pipeline.paths import ROOT
 from pipeline.study import Study
@@ -71,40 +71,29 @@ def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path
     ]  # fmt: skip
     study = Study(*given)
     found = solve.tables(study)
-    promised = found["promised"]
     solved = [row for row in found["solved"] if row["kind"] == "certified"]
     assert len(solved) == 2 * 2 * 3
     targets = {study.config.targets[name].label: name for name in study.targets}
     for row in solved:
-        if row["wanted"] != "80 % of steps" or math.isnan(row["value"]):
-            continue
-        dist = study.distributions(targets[row["target"]])
-        step = 1 if row["parameter"] == "m" else 1e-4
-        kind = Tree if row["parameter"] == "m" else Additive
-        at = int(row["value"]) if row["parameter"] == "m" else row["value"]
-        share, before = (
-            float(np.mean(certify(dist, kind(x)).lower > 0.05)) for x in (at, round(at - step, 4))
-        )
-        assert (share, before < 0.8) == (pytest.approx(row["reached"]), True)
-        assert share >= 0.8
-        assert row["ci_low"] <= row["value"] <= row["ci_high"] or math.isnan(row["ci_high"])
-    certified, measured = (
-        {(row["target"], row["rule"], row["drafts"]): row["tokens"] for row in promised
-         if row["kind"] == kind}
-        for kind in ("certified", "measured")
-    )  # fmt: skip
-    assert certified.keys() == measured.keys()
-    assert len(certified) == 2 * 2 * len(study.rules)
+        if row["wanted"] == "80 % of steps" and not math.isnan(row["value"]):
+            dist = study.distributions(targets[row["target"]])
+            rule = Tree(int(row["value"])) if row["parameter"] == "m" else Additive(row["value"])
+            share = np.mean(certify(dist, rule).lower > 0.05)
+            assert share == pytest.approx(row["reached"])
+            assert share >= 0.8
     label, target = next(iter(targets.items()))
+    promised = {
+        row["drafts"]: row["tokens"]
+        for row in found["promised"]
+        if (row["target"], row["rule"], row["kind"]) == (label, "greedy", "certified")
+    }
     position = study.artifact("distributions", target).read(columns=["position"])["position"]
     first = position.to_numpy() == 0
     last = np.append(first[1:], True)
-    for rule in study.rules[:8]:
-        whole = certified[label, rule.label, "of any length"]
-        sure = certify(study.distributions(target), rule).lower[:, 0] > 0.05
-        calls = np.sum(~sure & ~first) + np.sum(sure & last & ~first)  # rejected, or cut
-        assert whole == pytest.approx(np.sum(~first) / calls)
-        assert certified[label, rule.label, "of 3"] <= min(4.0, whole) + 1e-9
+    sure = certify(study.distributions(target), StrictGreedy()).lower[:, 0] > 0.05
+    calls = np.sum(~sure & ~first) + np.sum(sure & last & ~first)  # rejected, or cut
+    assert promised["of any length"] == pytest.approx(np.sum(~first) / calls)
+    assert promised["of 3"] <= min(4.0, promised["of any length"]) + 1e-9
     solve.main([*given, "criteria=greedy"])
     printed = capsys.readouterr().out
     rows = pd.read_csv(ROOT / printed.splitlines()[-1].removeprefix("all rows: "))
@@ -150,13 +139,7 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study):
     assert len(texts) > 30
     for path, text in texts.items():
         assert not re.search("mini-(large|small|drafter)", text), path
-    title = f"How it decodes with {names[2]}"
-    for heading in (f"Will {names[2]} be accepted?", title, f"{title}: speed"):
-        assert f"\n{heading}\n" in page_text(report)
-    sweep = pipeline(*small_study.overrides, *renamed, "stage=acceptance").stdout
-    assert "computing" not in sweep
-    assert all(name in sweep for name in names)
-    assert "mini-" not in sweep
+    assert f"\nWill {names[2]} be accepted?\n" in page_text(report)
 
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

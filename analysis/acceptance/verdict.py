@@ -73,16 +73,11 @@ def advise(
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which an engine runs a lossless one.
-
-    Args:
-        target: printed name.
-        drafter: likewise; empty without one.
-        speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if not timed.
-        answers: of `analysis.decoding.answers.losses`; None if not scored.
-        margin: the loss of right answers that they were compared with.
-        busy: signs of other work on the machine (`signs_of_load`).
-        command: runs the study, up to a stage's name; empty if no model can be run.
+    Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
+    are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
+    `answers` of `analysis.decoding.answers.losses`, None if none were scored, and `margin` the loss
+    that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
+    `command` runs the study, up to a stage's name; it is empty if no model can be run.
     """
     drafted = pd.DataFrame() if speeds is None else speeds[speeds["drafter"] != "none"]
     if drafted.empty:
@@ -94,43 +89,50 @@ def advise(
     runs = drafted[drafted["temperature"] == temperature].sort_values("speedup", ascending=False)
     methods, prompts = runs.to_dict("records"), int(runs["prompts"].min())
     lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
-    best = _best(lossless)
-    doubt = (
-        "no lossless method that an engine runs was timed"
-        if best is None
-        else f"{prompts} prompts are fewer than {FEW_PROMPTS}"
-        if prompts < FEW_PROMPTS
-        else f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one"
-        * bool(busy)
-    )
-    outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
     relaxed = [run for run in methods if not run["lossless"]]
-    text, beside = f"Not decided for {target}: {doubt}", list[str]()
-    if best is not None:
-        name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
-        same = "the text stays the same" if temperature == 0 else "its distribution stays the same"
-        text = {
-            DRAFT: f"Draft for {target} with {name}: {speed}, and {same}",
-            DO_NOT: f"Do not draft for {target} here: {name}, the fastest lossless method, is only "
-            f"{speed}",
-            OPEN: f"{text}; {name} was {speed}" if doubt else f"{text}{_unsure(best, drafter)}",
-        }[outcome]
-    if not doubt:
-        ahead = [run for run in lossless if best is not None and run["speedup"] > best["speedup"]]
+    best = _best(lossless)
+    doubt = _doubt(best, prompts, busy)
+    outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
+    beside = ["Not decided for relaxed rules either."] if relaxed else []
+    if best is not None and not doubt:
+        ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
         beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
         sure = best if outcome == DRAFT else None
         beside += _relaxed(relaxed, sure, drafter, answers, margin, command)
-    elif relaxed:
-        beside = ["Not decided for relaxed rules either."]
-    how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
-    together = f"; intervals of all {len(methods)} methods together" if len(methods) > 1 else ""
     of_drafters = [
         own | {"answer": OPEN if doubt else _answer(own)}
         for kind in DRAFTERS
         if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
     ]
-    sentence = f"{text} ({prompts} prompts, {how}{together})."
+    how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
+    together = f"; intervals of all {len(methods)} methods together" if len(methods) > 1 else ""
+    verdict = _verdict(target, drafter, best, outcome, doubt)
+    sentence = f"{verdict} ({prompts} prompts, {how}{together})."
     return Advice(target, outcome, sentence, beside, of_drafters)
+
+
+def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
+    """Return why nothing can be decided; empty where something can."""
+    if best is None:
+        return "no lossless method that an engine runs was timed"
+    if prompts < FEW_PROMPTS:
+        return f"{prompts} prompts are fewer than {FEW_PROMPTS}"
+    return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one" * bool(busy)
+
+
+def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: str) -> str:
+    """Return the verdict in words, without the prompts that it comes from."""
+    if best is None:
+        return f"Not decided for {target}: {doubt}"
+    name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
+    if outcome == DRAFT:
+        same = "its distribution stays" if best["temperature"] else "the text stays"
+        return f"Draft for {target} with {name}: {speed}, and {same} the same"
+    if outcome == DO_NOT:
+        fastest = f"{name}, the fastest lossless method"
+        return f"Do not draft for {target} here: {fastest}, is only {speed}"
+    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best, drafter)
+    return f"Not decided for {target}: {why}"
 
 
 def _answer(run: Run) -> str:

@@ -29,11 +29,8 @@ def certify(
 ) -> Certificates:
     """Compute the certificates of every step under every rule, in one pass.
 
-    Args:
-        dist: N steps.
-        rules: R rules; one rule may be given bare, R = 1 then.
-        accepted: instead of rules, the tokens that each step accepts, whichever they are: (N, V)
-            booleans by token id, or (V,) for all steps alike. R = 1 then.
+    Instead of R rules, `accepted` gives the tokens that each of the N steps accepts, whichever they
+    are: (N, V) booleans by token id, or (V,) for all steps alike. R is 1 then.
 
     Returns:
         Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
@@ -66,17 +63,10 @@ def certify(
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
-    """Return q*, the draft closest to p in KL(p || q) among those that can be rejected.
+    """Return q* (V,), the closest draft to p (V,) that can be rejected, and KL(p || q*) in nats.
 
     q*(y) = c for y in A, the mean of p over A, and q*(y) = p(y) elsewhere (Lemma 4.2; Theorem 5.1
     for trees). It makes a tie, and the worst case of a tie is rejection.
-
-    Args:
-        p: (V,), the target, summing to one.
-        rule: any rule that does not need raw logits.
-
-    Returns:
-        q*, (V,) in the order of p, and KL(p || q*) in nats: the rule's certificate.
 
     Raises:
         ValueError: the rule rejects nothing at this p, or p is not one distribution.

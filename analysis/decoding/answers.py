@@ -170,8 +170,8 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
     0.95 and 316 items a true loss of 5 points is excluded in up to 4.4 % of samples, not 2.5 %.
     `lost` is c, `won` is b; `items` includes the concordant ones.
 
-    >>> [round(end, 3) for end in difference(0, 0, 100, 0.95)]
-    [-0.019, 0.019]
+    >>> [round(end, 3) for end in difference(0, 0, 10, 0.95)]
+    [-0.163, 0.163]
     """
     size = items + 2
     mean = (won - lost) / size

@@ -19,8 +19,7 @@ def continuation(
 ) -> list[int]:
     """Draft up to `count` tokens that followed an earlier occurrence of the last n tokens.
 
-    The largest n is `longest`, the least `SHORTEST` or `longest`. The draft is empty without an
-    occurrence.
+    The largest n is `longest`, the least `SHORTEST` or `longest`; without a match it is empty.
 
     >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
     >>> [continuation(text, 2, 4, match) for match in ("latest", "earliest")]

@@ -89,16 +89,11 @@ def speculative_sampling(
     becomes the residual max(0, p - q), q loses the rejected token, and both are normalised.
     Lossless unless `also` accepts more tokens.
 
-    Args:
-        tree: n nodes.
-        drafted: their tokens.
-        uniforms: (n,) uniform numbers of the tests.
-        rows: returns the target's and the draft's distribution (V,) after a node (-1: the text so
-            far), with None for the draft's at a node without children. Called once for each node
-            of the path, and for the text. The draft's is 1 at a token that was not drawn.
-        token_uniform: returns the uniform number that draws the token after the first a tokens of
-            the path.
-        also: (n,) tokens accepted regardless of their test.
+    `uniforms` (n,) decide the tests. `rows` returns the target's and the draft's distribution (V,)
+    after a node (-1: the text so far), with None for the draft's at a node without children; it is
+    called once for each node of the path, and for the text. The draft's is 1 at a token that was
+    not drawn. `token_uniform` returns the number that draws the token after the first a tokens of
+    the path. Tokens of `also` (n,) are accepted regardless of their test.
     """
     path: list[int] = []
     node = ROOT

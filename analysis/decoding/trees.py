@@ -9,8 +9,7 @@ import pandas as pd
 
 from ..rules import StrictGreedy, Tree
 from ..topk import Floats
-from ..trees.acceptance import measured_rates, tunstall_upper
-from ..trees.entropy import races_entropy_upper
+from ..trees.acceptance import measured_rates, races_entropy_upper, tunstall_upper
 from ..trees.topology import Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
 

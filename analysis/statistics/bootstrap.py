@@ -171,13 +171,8 @@ def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[F
 
     (the maximum statistic of studentised deviations). Quantities without spread have no width.
 
-    Args:
-        estimates: (M,).
-        draws: (B, M), paired: a row is one resample. NaN (undefined there) is left out.
-        confidence: that all intervals cover.
-
-    Returns:
-        Lower and upper ends; NaN for a quantity that is undefined, or undefined in all resamples.
+    `draws` are (B, M), paired: a row is one resample. NaN (undefined there) is left out; ends are
+    NaN for a quantity that is undefined, or undefined in all resamples.
 
     >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
     >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)

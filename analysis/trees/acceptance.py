@@ -13,6 +13,12 @@ A tree of k drafted tokens over an alphabet of L sibling indices ends a call in 
 k (L - 1) + L ways: at each of its k + 1 nodes, the root included, with any index that is not a
 child. The entropy of the end is G H[R], G being the expected tokens of the call, and is at most the
 logarithm of the number of ways. So the bounds hold for any tree of k nodes, not only for tau*.
+
+H[R] (3) of independent drafts in one context (`index_entropies`) is the bridge between KL and
+tokens per call: it is at least KL(p || q) (6), for races at most KL + log(KL + 1) + 4 in bits (8),
+and bounds the tokens from above (5). Trees draft without replacement, where the index can have less
+entropy. Of its infinitely many values the first `EXACT` are exact; later ones are put together in
+blocks of nearly constant probability.
 """
 
 from __future__ import annotations
@@ -27,6 +33,10 @@ from numpy.typing import NDArray
 from ..topk import Floats
 
 LARGEST_M = 1 << 53  # m beyond this is infinite: the bound differs by rounding only
+EXACT = 64  # indices of drafts
+BLOCKS = 1000  # of all later ones
+UNLIKELY = 1e-12  # probability of what is left out
+BIN = 0.005  # in log s: tokens whose s differ by less are counted together
 Integers = NDArray[np.integer[Any]]
 # The most probable tokens of N steps under one model: ids (N, K) by decreasing probability, weights
 # (N, K) proportional to their probabilities, and the weight (N,) of all other tokens.
@@ -40,8 +50,7 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     the share that accepted it, times the probability that none before it was accepted. A node with
     fewer children carries no information on the missing ones; it does not count as a rejection.
     `accepted` (N,) is the sibling index of the accepted child of each node reached, from 1, 0 if
-    none was; `children` (N,) their number. Returned are R(1), ..., R(J) of all indices that were
-    tested.
+    none was; `children` (N,) their number.
 
     >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
     [0.25, 0.375]
@@ -199,3 +208,75 @@ def _rest(rates: Floats) -> float:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0 else math.inf
+
+
+def index_entropies(log_p: Floats, log_q: Floats) -> tuple[float, float, float]:
+    """Return KL(p || q) and H[R] of greedy sampling and of races, from (V,) log-probabilities.
+
+    All are infinite where the target has a token that the drafter never drafts.
+
+    Greedy (GSS, the greedy rejection sampling of Harsha et al.): index i accepts S_(i-1) - S_i,
+    with S_i = sum of max(0, p - L_i q), L_0 = 0 and L_(i+1) = L_i + S_i.
+
+    Races (ERSS, the Poisson functional representation of Li and El Gamal): the winner w is drawn
+    from p, and its index is geometric with success 1 / sum_j max(p_j, q_j p_w / q_w).
+    """
+    p, q = np.exp(log_p), np.exp(log_q)
+    if p[q == 0].sum() > UNLIKELY:
+        return math.inf, math.inf, math.inf
+    both, whole = (p > 0) & (q > 0), q.sum()
+    order = np.argsort(log_q[both] - log_p[both])  # by decreasing p / q
+    p, q = p[both][order], q[both][order]
+    log_ratio = (log_p[both] - log_q[both])[order]
+    kl = float(p @ log_ratio)
+    ratio, p_above, q_above = np.exp(log_ratio), np.cumsum(p), np.cumsum(q)
+    return (
+        max(kl, 0.0),
+        _greedy(ratio, p_above, q_above),
+        _races(p, 1 / (p_above + ratio * (whole - q_above))),
+    )
+
+
+def _greedy(ratio: Floats, p_above: Floats, q_above: Floats) -> float:
+    p_above, q_above = np.append(0.0, p_above), np.append(0.0, q_above)
+
+    def left(level: Any) -> Any:
+        """S at a level L."""
+        above = np.searchsorted(-ratio, -np.asarray(level))  # tokens with p / q > L
+        return np.maximum(p_above[above] - level * q_above[above], 0.0)
+
+    level, remaining = 0.0, [1.0]
+    while len(remaining) <= EXACT and remaining[-1] > UNLIKELY:
+        level += remaining[-1]
+        remaining.append(float(left(level)))
+    masses = -np.diff(remaining)
+    if remaining[-1] <= UNLIKELY:
+        return _entropy(masses, np.ones_like(masses))
+    levels = np.exp(np.linspace(math.log(level), math.log(ratio[0]), BLOCKS + 1))
+    rest = left(levels)
+    steps = 2 * np.diff(levels) / (rest[1:] + rest[:-1]).clip(min=UNLIKELY)  # dL / di = S
+    return _entropy(np.append(masses, -np.diff(rest)), np.append(np.ones_like(masses), steps))
+
+
+def _races(p: Floats, success: Floats) -> float:
+    log_success = np.log(success)
+    group = ((log_success - log_success.min()) / BIN).astype(np.intp)
+    weight = np.bincount(group, p)
+    mean = np.bincount(group, p * log_success)[weight > 0] / weight[weight > 0]
+    weight, log_fail = weight[weight > 0], np.log1p(-np.exp(mean).clip(max=1 - 1e-15))
+    last = max(2.0 * EXACT, math.log(UNLIKELY) / log_fail.max())
+    later = np.exp(np.linspace(math.log(EXACT), math.log(last), BLOCKS + 1))[1:]
+    edges = np.append(np.arange(EXACT + 1.0), later)
+    remaining = np.exp(edges[:, None] * log_fail) @ weight
+    return _entropy(-np.diff(remaining), np.diff(edges))
+
+
+def _entropy(masses: Floats, widths: Floats) -> float:
+    """Return the entropy of an index whose blocks of some widths have masses, even within each."""
+    seen = masses > 0
+    return float(-(masses[seen] * np.log(masses[seen] / widths[seen])).sum())
+
+
+def races_entropy_upper(kl: float) -> float:
+    """Return the bound (8) on H[R] of races in nats: KL + log(KL / log 2 + 1) + 4 log 2."""
+    return kl + math.log1p(kl / math.log(2)) + 4 * math.log(2)

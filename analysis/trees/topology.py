@@ -215,12 +215,9 @@ def best_trees(
 ) -> tuple[Topology, Floats]:
     """Return the largest tau* of at most k nodes, whose first n nodes are tau*(n).
 
-    The tree grows by the most probable candidate, whose first child and next sibling become
-    candidates. Ties go to the shallower node, then to the older candidate. Arguments are those of
-    `optimal`.
-
-    Returns:
-        The tree of n nodes; and (n + 1,) expected tokens of its first 0, 1, ..., n nodes.
+    Beside it (n + 1,) expected tokens of its first 0, ..., n nodes. It grows by the most probable
+    candidate, whose first child and next sibling become candidates. Ties go to the shallower node,
+    then to the older candidate.
     """
     probabilities = np.asarray(rates, dtype=np.float64)
     if (

@@ -56,12 +56,8 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
 
 
 def _runs(methods: Sequence[Method], *names: str) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {"method": method.title} | {name: getattr(method, name) for name in names}
-            for method in methods
-        ]
-    )
+    columns = {name: [getattr(method, name) for method in methods] for name in names}
+    return pd.DataFrame({"method": [method.title for method in methods], **columns})
 
 
 def thetas(decoded: Decoded) -> list[float]:

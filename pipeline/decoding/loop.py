@@ -17,10 +17,9 @@ from pipeline.decoding.drafters import Drafter, nothing, room
 from pipeline.decoding.shapes import Draft, readable, verification_pass
 from pipeline.decoding.verify import Verifier
 from pipeline.errors import PipelineError
-from pipeline.models.devices import send
+from pipeline.models.devices import Mark, mark, seconds_between, send
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Texts
-from pipeline.timing import Mark, mark, seconds_between
 
 
 @dataclass(kw_only=True)

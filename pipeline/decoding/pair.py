@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from analysis.trees.entropy import index_entropies
+from analysis.trees.acceptance import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.columns import Row
 from pipeline.decoding import choices

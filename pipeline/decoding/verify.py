@@ -32,12 +32,9 @@ class Verifier(Protocol):
     """Accepts drafted tokens."""
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Accept drafted tokens and choose the next.
+        """Accept some of n drafted tokens, the first at `position` of the answer; choose the next.
 
-        Args:
-            logits: (n + 1, V) of the target: after the text so far, and after each drafted token.
-            draft: n tokens.
-            position: of the first drafted token in the answer.
+        `logits` (n + 1, V) are the target's after the text so far, and after each drafted token.
 
         Raises:
             BrokenLogitsError: the logits of the target or of the drafter are broken.

@@ -1,8 +1,7 @@
 """The log of an inference engine as trajectories of steps: their most probable tokens, in order.
 
-`read_log` ranks each list, checks that the values are log-probabilities of
-the whole vocabulary, and counts what is left out. What can't be is an error of one line that names
-the file and the line.
+`read_log` ranks each list, checks that its values are log-probabilities of the whole vocabulary,
+and counts what is left out. What can't be is an error that names the file and the line.
 """
 
 from __future__ import annotations
@@ -13,35 +12,38 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.engines.answers import Part, counted, read_answers
-from pipeline.engines.steps import Step, StepList, Token, Top, by_llama, logged_steps
+from pipeline.engines.steps import (
+    CUT_STEPS,
+    FLOAT32,
+    RAW,
+    OddStepError,
+    Step,
+    StepList,
+    Token,
+    Top,
+    by_llama,
+    check_sums,
+    logged_steps,
+    ranked_step,
+)
 from pipeline.errors import PipelineError
 
-MASKED = -9000.0  # at most this is a token that sampling took out: -9999 (vLLM), float32's least
-FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 LEAST_ERROR = 1e-4  # nats
 ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.cpp's softmax
-SUM_ROUNDING = 1e-6  # of sums of probabilities
-OWN = 1e-3  # nats, between the emitted token's own value and that of the list
-CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
 WITHOUT = "steps without log-probabilities"
 SHORTER = "steps with fewer log-probabilities than the others"
 ODD = "steps that contradict themselves"
-RAW = "log raw values (vLLM: --logprobs-mode raw_logprobs)"
 Logged = Mapping[tuple[str, int], Sequence[Step]]
-
-
-class _OddStepError(PipelineError):
-    """A step contradicts itself, as where two tokens of one text share a place in its list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +52,11 @@ class EngineLog:
 
     `trajectories` are steps one behind the other, by their answer and its first step: an answer, or
     what lies between two steps that are left out; in the order of the file, none empty.
-
-    `error` is how far each value may be from another float32 pass of the same model, nats: the sum
-    of half a unit of the last printed digit and the larger of `TWO_PASSES` and, for llama.cpp's sum
-    in one pass, `V 2^-24`; at least `LEAST_ERROR`.
     """
 
     trajectories: Logged
     k: int  # log-probabilities of every step
-    error: float
+    error: float  # how far each value may be from another float32 pass of the same model, nats
     model: str | None  # its name, where it is said
     answers: int  # how many there were
     excluded: dict[str, int]  # what was left out, and how often
@@ -69,16 +67,10 @@ class EngineLog:
 def read_log(
     path: Path, k: int, vocab_size: int | None = None, error: float | None = None
 ) -> EngineLog:
-    """Read a log.
+    """Read a log: of each step at most k log-probabilities.
 
-    Args:
-        path: of the file.
-        k: log-probabilities that are taken of a step at most.
-        vocab_size: of the model; None leaves out the checks that need it.
-        error: how far each value may be off, nats; None takes it from how they are printed.
-
-    Raises:     PipelineError: answers have no log-probabilities, or processed ones; values are not
-    those of         a vocabulary of this size; two models are mixed; or nothing is left.
+    Without `vocab_size` the checks that need it are left out. `error` is how far each value may be
+    off, nats; None takes it from how they are printed.
     """
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
@@ -97,23 +89,14 @@ def read_log(
         )
     steps = [step for trajectory in logged.values() for step in trajectory]
     by_llama_cpp = any(llama for _, llama, _ in answers.values())
-    rounding = error or 0.0  # of one softmax
+    rounding = error or 0.0
     if error is None:
-        printed = 0.5 * 10.0 ** -max(_decimals(value) for step in steps for _, value in step.top)
-        one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS
-        rounding = max(printed, FLOAT32, one_pass)
-        error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
+        rounding, error = _errors(steps, by_llama_cpp * (vocab_size or 0) * ONE_PASS)
     size = min(k, min(len(step.top) for step in steps))
     trajectories, texts = _numbered(path, logged, vocab_size, size)
     if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
-        _check_sums(path, steps, rounding, vocab_size)
-    missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
-    # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
-    all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
-    if len(missed) == len(steps) and all_missed < NEVER:
-        raise PipelineError(
-            f"{path}: no step emits the most probable token of its list: lists of other steps"
-        )
+        check_sums(path, steps, rounding, vocab_size)
+    _check_emitted(path, steps)
     return EngineLog(
         trajectories=trajectories,
         k=size,
@@ -188,20 +171,37 @@ def _decimals(value: float) -> int:
     return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
 
 
+def _errors(steps: Sequence[Step], one_pass: float) -> tuple[float, float]:
+    """Return the rounding of one softmax, and how far values may be from another pass, nats."""
+    printed = 0.5 * 10.0 ** -max(_decimals(value) for step in steps for _, value in step.top)
+    error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
+    return max(printed, FLOAT32, one_pass), error
+
+
+def _check_emitted(path: Path, steps: Sequence[Step]) -> None:
+    """Check that some step emits its argmax; N sampled ones miss it with prod (1 - p0)."""
+    missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
+    all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
+    if len(missed) == len(steps) and all_missed < NEVER:
+        raise PipelineError(
+            f"{path}: no step emits the most probable token of its list: lists of other steps"
+        )
+
+
 def _trajectories(
     path: Path, answers: Mapping[str, StepList], excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     sizes = Counter(len(step.top) for steps in answers.values() for step in steps if step)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
-    problems, cut = list[_OddStepError](), list[int]()
+    problems, cut = list[OddStepError](), list[int]()
     for name, all_steps in answers.items():
         begin = 0
         for at, step in enumerate(all_steps):
             reason = WITHOUT
             try:
-                ranked = _ranked(path, step) if step else None
-            except _OddStepError as problem:
+                ranked = ranked_step(path, step) if step else None
+            except OddStepError as problem:
                 problems.append(problem)
                 ranked, reason = None, ODD
             if step and ranked:
@@ -223,51 +223,6 @@ def _trajectories(
             f"do {len(cut) - 1} more: after top-k or top-p; {RAW}"
         )
     return steps_of
-
-
-def _ranked(path: Path, step: Step) -> Step:
-    """Return a step with its list by falling value, and the mass of the whole list.
-
-    vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
-    probable tokens may be missing between it and the others, and it is taken out.
-    """
-    at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
-    values = [value for _, value in top]
-    if min(values) <= MASKED:
-        raise PipelineError(
-            f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
-            f"top-k, top-p or a grammar: {RAW}"
-        )
-    if max(values) > FLOAT32:
-        raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
-    held = dict(top)
-    if len(held) < len(top):
-        ((twice, _),) = Counter(token for token, _ in top).most_common(1)
-        raise _OddStepError(
-            f"{at}: the list of a step has token {twice} twice: give the engine's own answers"
-        )
-    alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
-    listed = held.get(emitted)
-    if own is None or own <= MASKED or alike:
-        agree = True
-    else:
-        agree = own <= min(values) + OWN if listed is None else abs(own - listed) <= OWN
-    if not agree:
-        of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
-        raise _OddStepError(
-            f"{at}: the emitted token has a log-probability of {own:.7g}, but in the list of its "
-            f"step {of_list}: log raw values of one distribution"
-        )
-    mass = float(np.exp(values).sum())
-    falling = [after <= before for before, after in pairwise(values)]
-    if all(falling):
-        return step._replace(mass=mass)
-    if not all(falling[1:]) or top[0][0] != emitted:
-        raise _OddStepError(
-            f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
-        )
-    ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])
-    return step._replace(top=ranked, mass=mass)
 
 
 def _numbered(
@@ -294,40 +249,3 @@ def _numbered(
         return step._replace(top=top[:size], emitted=number(step.emitted))
 
     return {key: list(map(numbered, steps)) for key, steps in logged.items()}, texts
-
-
-def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:
-    """Check that whole lists belong to distributions over the vocabulary, tails included.
-
-    The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
-    over many tokens leaves some mass outside the list wherever its least token has some.
-    """
-    uncertain, cut = 0, list[int]()
-    slack = 1e-5 + error
-    for step in steps:
-        if step.mass * np.exp(-error) > 1.0 + SUM_ROUNDING:
-            raise PipelineError(
-                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step sum to "
-                f"{step.mass:.7g}, more than their rounding ({error:g}) allows: log natural "
-                "logarithms of one distribution, or give distributions.log.error"
-            )
-        if vocab_size is None:
-            continue
-        others, least = max(0, vocab_size - len(step.top)), np.exp(step.top[-1][1])
-        rest = 1.0 - sum(np.exp(value + error) for _, value in step.top)
-        if rest > others * least * np.exp(error) + SUM_ROUNDING:
-            raise PipelineError(
-                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step leave "
-                f"{rest:.4g} to the {others} other tokens, and each of them has at most the least "
-                f"of the list, {least:.4g}: log natural logarithms of probabilities, not logits, "
-                "and give the model's own distributions.log.vocab_size"
-            )
-        if least > max(1e-3, 4 * slack) and vocab_size >= 10 * len(step.top):
-            uncertain += 1
-            if 1.0 - step.mass < slack:
-                cut.append(step.line)
-    if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
-        raise PipelineError(
-            f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
-            f"there and at {len(cut)} of {uncertain} uncertain steps: after top-k or top-p; {RAW}"
-        )

@@ -99,12 +99,7 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
 
 
 def read_page(path: Path | str, text: str) -> Counts:
-    """Return the sums of a page.
-
-    Raises:
-        PipelineError: it is of two engines or models, a line is damaged, or a counter is missing;
-            names the file, and the line where there is one.
-    """
+    """Return the sums of a page."""
     series = _series(path, text)
     models = {dict(labels).get("model_name", "") for *_, labels in series} - {""}
     for what, found in (("metrics", {engine for engine, *_ in series}), ("models", models)):

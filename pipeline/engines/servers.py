@@ -137,11 +137,7 @@ async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None
 
 
 def checked_answer(request: Any, body: Any) -> dict[str, Any]:
-    """Return what a server answered, which must hold the ids of at least one token.
-
-    Raises:
-        PipelineError: it does not, or has more tokens than were asked for.
-    """
+    """Return what a server answered, which must hold the ids of at least one token."""
     parts = answer_parts({"request": request, "response": body}, 0)
     if isinstance(parts, str) or not isinstance(body, dict):
         raise PipelineError(f"the server sent no answer: {json.dumps(body):.200}")

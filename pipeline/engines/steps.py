@@ -1,4 +1,4 @@
-"""The steps of an engine's answers, in each of the formats that engines write.
+"""The steps of an engine's answers, in each of the formats that engines write, and their checks.
 
 | format | who writes it | steps |
 |---|---|---|
@@ -14,15 +14,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pipeline.engines.answers import FormatError, Part
+from pipeline.errors import PipelineError
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # vLLM, with return_tokens_as_token_ids
+MASKED = -9000.0  # at most this is a token that sampling took out: -9999 (vLLM), float32's least
+FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
+SUM_ROUNDING = 1e-6  # of sums of probabilities
+OWN = 1e-3  # nats, between the emitted token's own value and that of the list
+CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
+RAW = "log raw values (vLLM: --logprobs-mode raw_logprobs)"
 SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
+
+
+class OddStepError(PipelineError):
+    """A step contradicts itself, as where two tokens of one text share a place in its list."""
 
 
 class Step(NamedTuple):
@@ -32,7 +47,7 @@ class Step(NamedTuple):
     emitted: Token
     own: float | None  # the log-probability given with it, None where there is none
     top: Top  # the most probable tokens and their log-probabilities, in the engine's order
-    mass: float = 1.0  # of the whole list, once `logs` has ranked it
+    mass: float = 1.0  # of the whole list, once it is ranked
 
 
 StepList = list[Step | None]  # None where the engine logged nothing
@@ -151,3 +166,85 @@ def _number(value: Any) -> float:
     if not number or (isinstance(value, int) and value < -1e30):
         raise FormatError(f"holds a log-probability that is {value!r:.40}")
     return value
+
+
+def ranked_step(path: Path, step: Step) -> Step:
+    """Return a step with its list by falling value, and the mass of the whole list.
+
+    vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
+    probable tokens may be missing between it and the others, and it is taken out.
+    """
+    at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
+    values = [value for _, value in top]
+    if min(values) <= MASKED:
+        raise PipelineError(
+            f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
+            f"top-k, top-p or a grammar: {RAW}"
+        )
+    if max(values) > FLOAT32:
+        raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
+    held = dict(top)
+    if len(held) < len(top):
+        ((twice, _),) = Counter(token for token, _ in top).most_common(1)
+        raise OddStepError(
+            f"{at}: the list of a step has token {twice} twice: give the engine's own answers"
+        )
+    alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
+    listed = held.get(emitted)
+    if own is None or own <= MASKED or alike:
+        agree = True
+    else:
+        agree = own <= min(values) + OWN if listed is None else abs(own - listed) <= OWN
+    if not agree:
+        of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
+        raise OddStepError(
+            f"{at}: the emitted token has a log-probability of {own:.7g}, but in the list of its "
+            f"step {of_list}: log raw values of one distribution"
+        )
+    mass = float(np.exp(values).sum())
+    falling = [after <= before for before, after in pairwise(values)]
+    if all(falling):
+        return step._replace(mass=mass)
+    if not all(falling[1:]) or top[0][0] != emitted:
+        raise OddStepError(
+            f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
+        )
+    ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])
+    return step._replace(top=ranked, mass=mass)
+
+
+def check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:
+    """Check that whole lists belong to distributions over the vocabulary, tails included.
+
+    The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
+    over many tokens leaves some mass outside the list wherever its least token has some.
+    """
+    uncertain, cut = 0, list[int]()
+    slack = 1e-5 + error
+    for step in steps:
+        if step.mass * np.exp(-error) > 1.0 + SUM_ROUNDING:
+            raise PipelineError(
+                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step sum to "
+                f"{step.mass:.7g}, more than their rounding ({error:g}) allows: log natural "
+                "logarithms of one distribution, or give distributions.log.error"
+            )
+        if vocab_size is None:
+            continue
+        others, least = max(0, vocab_size - len(step.top)), np.exp(step.top[-1][1])
+        rest = 1.0 - sum(np.exp(value + error) for _, value in step.top)
+        if rest > others * least * np.exp(error) + SUM_ROUNDING:
+            raise PipelineError(
+                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step leave "
+                f"{rest:.4g} to the {others} other tokens, and each of them has at most the least "
+                f"of the list, {least:.4g}: log natural logarithms of probabilities, not logits, "
+                "and give the model's own distributions.log.vocab_size"
+            )
+        if least > max(1e-3, 4 * slack) and vocab_size >= 10 * len(step.top):
+            uncertain += 1
+            if 1.0 - step.mass < slack:
+                cut.append(step.line)
+    if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
+        raise PipelineError(
+            f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
+            f"there and at {len(cut)} of {uncertain} uncertain steps: after top-k or top-p; {RAW}"
+        )

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.heads.feature_head import given_text
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, given_text
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import CPU_CHUNK, Found, ranks_of
 from pipeline.models.passes import Texts
@@ -70,12 +69,9 @@ def compare_logits(
 ) -> Found:
     """Compare raw logits (B, V) with those of a drafter at each depth of a draft.
 
-    Args:
-        target: of p.
-        drafts: of q, by depth.
-        temperature: of p, q and q'; ranks are those of the raw logits.
-        sampled: the temperature at which the answers were sampled; None if they were not.
-        completed: of a q' that gives every token a probability, for a drafter that lacks some.
+    `temperature` is that of all distributions; ranks are those of the raw logits. `sampled` is the
+    temperature at which the answers were sampled; `completed` are logits of a q' that gives every
+    token a probability, for a drafter that lacks some.
 
     Returns:
         (B,) each, the columns of stage drafts about the pair, at depth 1; (B, depths) of

@@ -90,12 +90,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 def judge_soundly(
     pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> list[Judgement]:
-    """Return `judge` of steps, and check that no certified step is rejected, under any rule.
-
-    Raises:
-        PipelineError: one is; the theory or a computation is wrong.
-        RuleError: a user's rule fails.
-    """
+    """Return `judge` of steps; PipelineError if any rule rejects a certified step, a bug."""
     from analysis.acceptance.judgement import judge
 
     verdicts = judge(steps, rules)

@@ -127,7 +127,7 @@ class AccuracyWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
         from pipeline.decoding.pair import run_facts
-        from pipeline.timing import describe_device
+        from pipeline.models.devices import describe_device
 
         runs = self._pair.runs
         return {

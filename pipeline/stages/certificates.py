@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.columns import STEP, Column
+from pipeline.columns import STEP, Column, numbers
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     rows = []
     for rule in task.runtime.rules:
         table = artifact.read(columns=["lower", "upper"], rule=rule.label)
-        lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
+        lower, upper = map(numbers, table.columns)
         empty = np.isinf(lower)
         row: Json = {"target": task.runtime.label, "rule": rule.label}
         row |= {"steps": len(lower), "prompts": bootstrap.count}

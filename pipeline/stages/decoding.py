@@ -113,7 +113,7 @@ class DecodingWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""
         from pipeline.decoding.pair import run_facts
-        from pipeline.timing import describe_device
+        from pipeline.models.devices import describe_device
 
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))

@@ -147,7 +147,7 @@ class DistributionsWorker:
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
-        from pipeline.timing import describe_device, peak_memory
+        from pipeline.models.devices import describe_device, peak_memory
 
         model, settings = self.model, self._task.settings
         rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))

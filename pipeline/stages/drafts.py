@@ -190,8 +190,8 @@ class DraftsWorker:
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the pair and the run."""
+        from pipeline.models.devices import describe_device, peak_memory
         from pipeline.models.heads.hidden_drafter import HiddenDrafter
-        from pipeline.timing import describe_device, peak_memory
 
         found: Json = {
             "vocab_size": self._rows,

@@ -110,7 +110,7 @@ def deep(noises=(0.3, 1.0, 2.0)):
 
 
 def test_a_heads_tokens_a_call_go_by_depth():
-    """Place i of a draft at depth i, from the second token of an answer on; a plain walk."""
+    """Place i of a draft at depth i, from the second token of an answer on."""
     steps = deep()
     for rule in RULES:
         verdict = judge(steps, [rule])[0]
@@ -119,14 +119,7 @@ def test_a_heads_tokens_a_call_go_by_depth():
         sure = np.stack([one.certified for one in verdict.by_depth])  # only if at all depths so far
         so_far = [sure[: depth + 1].all(axis=0) for depth in range(3)]
         assert np.array_equal(verdict.certified_by_depth, so_far)
-        calls = 0
-        for begin in range(0, len(steps), LENGTH):
-            at, end = begin + 1, begin + LENGTH
-            while at < end:
-                kept = 0
-                while at + kept < end and accepted[min(kept, 2), at + kept]:
-                    kept += 1
-                at, calls = at + kept + 1, calls + 1
+        calls = count_calls(accepted, steps.trajectories, None).calls.sum()
         found = statistics(steps, rule)
         assert found["measured_per_call"] == pytest.approx(PROMPTS * (LENGTH - 1) / calls)
         assert found["certified_per_call"] <= found["measured_per_call"]
@@ -254,7 +247,7 @@ def test_a_head_is_solved_by_the_depth_of_each_place():
 
     swept = [tokens(m, steps) for m in range(1, 10)]
     assert swept[0] < tokens(1, replace(steps, deeper=[]))
-    for wanted in (swept[0], swept[1], swept[1] + 1e-6):
+    for wanted in (*swept, swept[1] + 1e-6):
         goal = Goal(wanted, True, 3)
         (solution,) = solve_accepted(steps, dial, [goal], bootstrap(steps))
         assert solution.value == 1 + next(m for m, n in enumerate(swept) if n >= wanted - 1e-9)
@@ -275,6 +268,25 @@ def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist, goal):
     limits = [math.inf if math.isnan(x) else x for x in (found.ci_low, found.ci_high)]
     assert limits == [low[0], high[0]]
     assert low[0] < high[0]  # the prompts differ
+
+
+def test_the_limits_of_a_continuous_parameter_are_those_of_all_its_settings():
+    """Every setting of t is certified, and every resample takes its first one."""
+    logits = 2 * np.random.default_rng(7).standard_normal((240, 20)) + 6
+    dist = TopK.from_logits(logits, k=20)
+    steps = Trajectories.from_positions(np.tile(np.arange(6), 40))
+    resamples = PromptBootstrap(steps.prompts, 200, 0.9, 0)
+    dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
+    t = np.arange(10_001) / 10_000
+    passed = certify(dist, [replace(dial.rules[0], t=float(x)) for x in t]).lower > EPS
+    sums = np.add.reduceat(passed.astype(float), steps.starts)
+    shares = resamples.weights @ sums / 240
+    own = np.sort(t[(shares >= 0.6 - 1e-9).argmax(axis=1)])
+    assert own[8] < own[9]  # so that the rank matters: 10 and 191 of 200 for 90 %
+    assert own[189] < own[190]
+    (found,) = solve(dist, dial, EPS, [Goal(0.6)], resamples, steps)
+    assert (found.ci_low, found.ci_high) == pytest.approx((own[9], own[190]), abs=1e-12)
+    assert found.value == pytest.approx(t[(passed.mean(axis=0) >= 0.6 - 1e-9).argmax()], abs=1e-12)
 
 
 def test_at_the_threshold_and_a_step_to_either_side():

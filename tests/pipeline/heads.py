@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from conf.schema import HeadConfig
-from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
+from pipeline.models.heads.hidden_drafter import FeatureHead, HiddenDrafter, like_target
 from pipeline.models.language_model import linear_of
 from tests.pipeline import tiny
 

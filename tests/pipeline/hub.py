@@ -11,9 +11,8 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -29,36 +28,30 @@ PROSE = (
 )
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file of a repository, with the names that Git and LFS have for its content."""
 
     path: str
     data: bytes
+    sha256: str
+    lfs: bool
+    oid: str  # of an LFS file, of its pointer
 
-    @property
-    def lfs(self):
-        return self.path.endswith(LFS)
 
-    @cached_property
-    def oid(self):
-        """The name of the blob in Git: of an LFS file, of its pointer."""
-        data = self.data
-        if self.lfs:
-            pointer = f"oid sha256:{self.sha256}\nsize {len(data)}\n"
-            data = f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode()
-        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+def file(path, data):
+    sha256, blob, lfs = hashlib.sha256(data).hexdigest(), data, path.endswith(LFS)
+    if lfs:
+        pointer = f"oid sha256:{sha256}\nsize {len(data)}\n"
+        blob = f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode()
+    oid = hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
+    return File(path, data, sha256, lfs, oid)
 
-    @cached_property
-    def sha256(self):
-        return hashlib.sha256(self.data).hexdigest()
 
-    def entry(self):
-        """The file's entry in a listing."""
-        size = len(self.data)
-        entry = {"type": "file", "oid": self.oid, "size": size, "path": self.path}
-        lfs = {"oid": self.sha256, "size": size, "pointerSize": 134}
-        return entry | ({"lfs": lfs} if self.lfs else {})
+def entry(of):
+    """A file's entry in a listing."""
+    size = len(of.data)
+    entry = {"type": "file", "oid": of.oid, "size": size, "path": of.path}
+    return entry | ({"lfs": {"oid": of.sha256, "size": size, "pointerSize": 134}} if of.lfs else {})
 
 
 class Repository:
@@ -71,7 +64,7 @@ class Repository:
 
     def commit(self, files):
         """Add a commit with these files, to which main moves, and return it."""
-        tree = {path: File(path, data) for path, data in sorted(files.items())}
+        tree = {path: file(path, data) for path, data in sorted(files.items())}
         names = "".join(f"{file.oid} {path}" for path, file in tree.items())
         self.main = hashlib.sha1(f"{self.name} {len(self.commits)} {names}".encode()).hexdigest()
         self.commits[self.main] = tree
@@ -80,21 +73,11 @@ class Repository:
 
 @dataclass
 class Answer:
-    """What goes back; faults change it or send it themselves."""
+    """What goes back; faults change it."""
 
     status: int
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    handler: Any = None
-    hub: Any = None
-
-    def send(self):
-        self.handler.send_response(self.status)
-        for key, value in (self.headers | {"Content-Length": str(len(self.body))}).items():
-            self.handler.send_header(key, value)
-        self.handler.end_headers()
-        if self.handler.command != "HEAD":
-            self.handler.wfile.write(self.body)
 
 
 class Hub:
@@ -103,7 +86,7 @@ class Hub:
     def __init__(self, *repositories):
         self.repositories = {(each.kind, each.name): each for each in repositories}
         self.requests = []  # method and path of each
-        self.faults = []  # (part of a path, what befalls it; returns True if it has answered)
+        self.faults = []  # (part of a path, what befalls its answer)
         self.leaving = threading.Event()  # ends what hangs
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -130,18 +113,25 @@ class Hub:
         path = unquote(urlsplit(handler.path).path).strip("/")
         self.requests.append((handler.command, path))
         answer = self._answer(path)
-        answer.handler, answer.hub = handler, self
-        for part, fault in list(self.faults):
-            if part in path and fault(answer):
-                return
-        answer.send()
+        for fault in [fault for part, fault in self.faults if part in path]:
+            fault(answer)
+        if not answer.status:
+            self.leaving.wait()
+            handler.close_connection = True
+            return
+        handler.send_response(answer.status)
+        for key, value in (answer.headers | {"Content-Length": str(len(answer.body))}).items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(answer.body)
 
     def _answer(self, path):
         parts = path.split("/")
         if parts[0] == "lfs":
             trees = [tree for each in self.repositories.values() for tree in each.commits.values()]
-            files = {file.sha256: file for tree in trees for file in tree.values()}
-            return Answer(200, files[parts[1]].data, {"ETag": '"of-the-storage"'})
+            data = {of.sha256: of.data for tree in trees for of in tree.values()}
+            return Answer(200, data[parts[1]], {"ETag": '"of-the-storage"'})
         api = parts[0] == "api"
         kind = parts[1] if api else "datasets" if parts[0] == "datasets" else "models"
         parts = parts[2 if api else kind == "datasets" :]
@@ -152,21 +142,21 @@ class Hub:
         if action == "resolve":
             return self._resolved(files.get("/".join(parts[4:])), commit)
         if action == "tree":
-            return _json([file.entry() for file in files.values()])
+            return _json([entry(of) for of in files.values()])
         siblings = [{"rfilename": path} for path in files]
         return _json({"_id": "1", "id": repository.name, "sha": commit, "siblings": siblings})
 
-    def _resolved(self, file, commit):
+    def _resolved(self, of, commit):
         headers = {"X-Repo-Commit": commit}
-        if file is None:
+        if of is None:
             headers |= {"X-Error-Code": "EntryNotFound", "X-Error-Message": "EntryNotFound"}
             return Answer(404, b"{}", headers)
-        headers["ETag"] = f'"{file.oid}"'
-        if not file.lfs:
-            return Answer(200, file.data, headers)
+        headers["ETag"] = f'"{of.oid}"'
+        if not of.lfs:
+            return Answer(200, of.data, headers)
         storage = self.endpoint.replace("127.0.0.1", "localhost")  # another origin
-        headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data))}
-        return Answer(302, b"", headers | {"Location": f"{storage}/lfs/{file.sha256}"})
+        headers |= {"X-Linked-ETag": f'"{of.sha256}"', "X-Linked-Size": str(len(of.data))}
+        return Answer(302, b"", headers | {"Location": f"{storage}/lfs/{of.sha256}"})
 
 
 def _handler(hub):
@@ -203,7 +193,7 @@ def connect(hub, home, patch):
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-# --- faults: each changes an answer, or sends another itself --------------------------------------
+# --- faults: each changes an answer ---------------------------------------------------------------
 
 
 def status(code, **headers):
@@ -218,9 +208,7 @@ def status(code, **headers):
 
 def hang(answer):
     """A hub that takes a request and never answers."""
-    answer.hub.leaving.wait()
-    answer.handler.close_connection = True
-    return True
+    answer.status = 0
 
 
 def flipped(answer):
@@ -229,13 +217,9 @@ def flipped(answer):
     answer.body = answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
 
 
-def sha(value):
+def no_commit(answer):
     """A hub that tells something else than a commit."""
-
-    def fault(answer):
-        answer.body = json.dumps(json.loads(answer.body) | {"sha": value}).encode()
-
-    return fault
+    answer.body = json.dumps(json.loads(answer.body) | {"sha": "../../../evil"}).encode()
 
 
 # --- the repositories of the paper's study --------------------------------------------------------

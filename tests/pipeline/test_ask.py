@@ -1,13 +1,12 @@
-"""Prompts sent to a server on loopback, and what is left when it, or the command, fails."""
+"""Prompts sent to a server in this process, and what is left when it, or the command, fails."""
 
+import asyncio
 import json
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Barrier, Lock, Thread
-from time import sleep
-from typing import Any
+from functools import partial
 
+import httpx2
 import pytest
 from filelock import FileLock
 
@@ -25,84 +24,55 @@ class FakeServer:
     """What the server does, and what it was asked."""
 
     owner: str = "vllm"  # of the model, as /v1/models names it
-    # of the next requests, in order: a status, "drop" for a connection that ends inside the answer,
-    # "slow" for an answer byte by byte, bytes for a body
-    faults: list[int | str | bytes] = field(default_factory=list)
+    # of the next requests, in order: a status, an error, "slow" for no answer, bytes for a body
+    faults: list[int | str | bytes | Exception] = field(default_factory=list)
     together: int = 1  # requests that must be there at once before any is answered
     text: str = "x"  # of every answer
     key: str = ""  # that requests must have, where it is not empty
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # with their path
-    url: str = ""
+    asked: list[tuple[str, dict]] = field(default_factory=list)  # with their path
+    url: str = "http://server"
+
+    async def handle(self, request):
+        path = request.url.path
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return httpx2.Response(401, json={"error": "Unauthorized"})
+        if path == "/metrics" and self.owner == "vllm":
+            return httpx2.Response(200, text=PAGE % len(self.asked))
+        if path == "/v1/models":
+            return httpx2.Response(200, json={"data": [{"id": "tiny", "owned_by": self.owner}]})
+        if request.method == "GET":
+            return httpx2.Response(404, json={"detail": "Not Found"})
+        body = json.loads(request.content)
+        self.asked.append((path, body))
+        while len(self.asked) < self.together:
+            await asyncio.sleep(0)
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, Exception):
+            raise fault
+        if fault == "slow":
+            await asyncio.sleep(60)
+        if isinstance(fault, int):
+            return httpx2.Response(fault, json={"error": {"message": "no such thing"}})
+        return httpx2.Response(200, content=fault or answer(self.owner, body, self.text))
 
 
 def answer(owner, request, text="x"):
     """Return the answer to a request: its prompt's last token, as often as it may be."""
     tokens = [request["prompt"][-1]] * request["n_predict" if owner == "llamacpp" else "max_tokens"]
-    if owner == "llamacpp":
-        return {"content": text, "tokens": tokens, "stop": True, "prompt": "its text"}
     choice = {"index": 0, "text": text, "token_ids": tokens, "finish_reason": "length"}
-    return {"id": "cmpl-1", "model": "tiny", "choices": [choice]}
+    body = {"id": "cmpl-1", "model": "tiny", "choices": [choice]}
+    if owner == "llamacpp":
+        body = {"content": text, "tokens": tokens, "stop": True, "prompt": "its text"}
+    return json.dumps(body).encode()
 
 
 @contextmanager
 def serving(fake):
-    """Serve on loopback until the end of the block; sets the address."""
-    lock, barrier = Lock(), Barrier(fake.together, timeout=10)
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-        def reply(self, status, body, cut=0):
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body[: len(body) - cut])
-
-        def do_GET(self):
-            if fake.key and self.headers["Authorization"] != f"Bearer {fake.key}":
-                self.reply(401, b'{"error": "Unauthorized"}')
-            elif self.path == "/metrics" and fake.owner == "vllm":
-                self.reply(200, (PAGE % len(fake.asked)).encode())
-            elif self.path == "/v1/models":
-                models = {"data": [{"id": "tiny", "owned_by": fake.owner}]}
-                self.reply(200, json.dumps(models).encode())
-            else:
-                self.reply(404, b'{"detail": "Not Found"}')
-
-        def do_POST(self):
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                fake.asked.append((self.path, request))
-                fault = fake.faults.pop(0) if fake.faults else None
-            barrier.wait()
-            body = json.dumps(answer(fake.owner, request, fake.text)).encode()
-            if fault == "drop":
-                self.reply(200, body, cut=5)
-                self.close_connection = True
-            elif fault == "slow":
-                with suppress(OSError):
-                    self.send_response(200)
-                    self.end_headers()
-                    self.close_connection = True
-                    for _ in range(100):
-                        self.wfile.write(b" ")
-                        self.wfile.flush()
-                        sleep(0.1)
-            elif isinstance(fault, int):
-                self.reply(fault, b'{"error": {"message": "no such thing"}}')
-            else:
-                self.reply(200, fault or body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    """Let the client reach the server until the end of the block."""
+    client = partial(httpx2.AsyncClient, transport=httpx2.MockTransport(fake.handle))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx2, "AsyncClient", client)
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +137,7 @@ def test_each_engine_is_asked_in_its_own_way(outputs, prompts):
 
 
 def test_a_server_that_is_busy_or_drops_connections_is_asked_again(outputs, prompts):
-    faults = [503, "drop", 429, b"<html>", 500]
+    faults = [503, httpx2.ReadError("cut off"), 429, b"<html>", 500]
     with serving(FakeServer(faults=faults)) as fake:
         assert [row["custom_id"] for row in run(fake, outputs, "faults")] == list(prompts)
     assert len(fake.asked) == 5 + 5
@@ -188,7 +158,7 @@ BAD = {
 def test_what_is_no_answer_is_not_saved_and_asked_again(fault, outputs, prompts, monkeypatch):
     """The second request meets it, and is sent again by the next command only."""
     monkeypatch.setattr(servers, "MOST_BYTES", 2000)
-    good = json.dumps(answer("vllm", {"prompt": [1], "max_tokens": 7})).encode()
+    good = answer("vllm", {"prompt": [1], "max_tokens": 7})
     with serving(FakeServer(faults=[good, fault])) as fake:
         name = f"bad-{list(BAD).index(fault)}"
         with pytest.raises(SystemExit, match=f"1 of 5 prompts have no answer.*{BAD[fault]}"):
@@ -220,7 +190,8 @@ def test_two_at_once_are_refused(outputs):
 def test_requests_are_sent_at_once(outputs):
     """The server answers none before five are there."""
     with serving(FakeServer(together=5)) as fake:
-        assert len(run(fake, outputs, "together", "ask.concurrent=5")) == 5
+        rows = run(fake, outputs, "together", "ask.concurrent=5", "ask.timeout=5")
+    assert len(rows) == 5
 
 
 def test_a_torn_line_is_asked_again(outputs):

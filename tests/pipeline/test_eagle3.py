@@ -15,7 +15,7 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter
 from pipeline.errors import PipelineError
 from pipeline.hub import Identities
-from pipeline.models.heads.feature_head import given_text
+from pipeline.models.heads.hidden_drafter import given_text
 from pipeline.models.heads.load import LAYERS, load_head
 from pipeline.models.load import wrap
 from tests.pipeline import heads, tiny

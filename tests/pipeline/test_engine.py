@@ -59,16 +59,8 @@ def test_logs_are_read_whole(name, vocab_size, answers, steps, k):
     log = log_of(name, vocab_size)
     assert (log.answers, log.k, log.excluded, log.given_ids) == (answers, k, {}, True)
     assert [len(of_answer) for of_answer in log.trajectories.values()] == [steps] * answers
-
-
-def test_llama_cpps_sums_are_judged_with_the_vocabulary_only():
-    """Its float32 sum over the vocabulary is off by more than the printed values.
-
-    Stage prompts reads a log without the vocabulary.
-    """
-    (steps,) = log_of("llama_logs_256", SMOLLM2).trajectories.values()
-    assert 1.000001 < max(step.mass for step in steps) < 1.0001
-    assert read_log(SAMPLES / "llama_logs_256.jsonl.gz", 1).answers == 1
+    # without the vocabulary, as stage prompts reads it, llama.cpp's float32 sums are not judged
+    assert read_log(SAMPLES / f"{name}.jsonl.gz", 1).answers == answers
 
 
 def test_the_values_are_those_of_the_model():

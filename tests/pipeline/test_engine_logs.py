@@ -14,7 +14,7 @@ from pipeline.engines.logs import prompt_id, read_log, stacked
 from pipeline.errors import PipelineError
 from tests.analysis.test_truncation import V, distributions
 
-STARTS = np.array([0, 30, 31, 70])
+STARTS = [0, 30, 31, 70]
 RULES = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
 log_softmax = partial(scipy.special.log_softmax, axis=1)
 
@@ -82,27 +82,29 @@ def stored(share=0.2):
     return dist, np.where(rng.random(100) < share, other, dist.ids[:, 0])
 
 
-def steps_of(emitted, ids, values):
-    rows = zip(emitted.tolist(), ids.tolist(), values.tolist(), strict=True)
-    return [(token, list(zip(of_step, row, strict=True))) for token, of_step, row in rows]
+def steps_of(values, k=20, emitted=None):
+    """The steps of rows of logarithms: their k largest; the first is emitted if none is given."""
+    order = np.argsort(-values, axis=1, kind="stable")[:, :k]
+    tops = np.take_along_axis(values, order, axis=1).tolist()
+    first = order[:, 0] if emitted is None else emitted
+    rows = zip(first.tolist(), order.tolist(), tops, strict=True)
+    return [(token, list(zip(ids, top, strict=True))) for token, ids, top in rows]
 
 
-def written(path, write=vllm_chat, k=6, digits=7, share=0.0):
-    """Write the stored steps as four answers with k log-probabilities a step, rounded."""
-    dist, emitted = stored(share)
-    steps = steps_of(emitted, dist.ids[:, :k], np.round(dist.log_probs[:, :k], digits))
-    ends = zip(STARTS, [*STARTS[1:], len(steps)], strict=True)
+def logged(path, steps, write=vllm_chat, starts=(0,)):
+    """Write steps as answers."""
+    ends = zip(starts, [*starts[1:], len(steps)], strict=True)
     lines = [write(f"answer-{at}", steps[begin:end]) for at, (begin, end) in enumerate(ends)]
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def logged(path, values, emitted=None, write=vllm_chat):
-    """Write rows of full logarithms: the 20 largest of each, of one answer."""
-    order = np.argsort(-values, axis=1, kind="stable")[:, :20]
-    first = order[:, 0] if emitted is None else emitted
-    path.write_text(write("a", steps_of(first, order, np.take_along_axis(values, order, 1))))
-    return path
+def written(path, write=vllm_chat, k=6, digits=7, share=0.0):
+    """Write the stored steps as four answers with k log-probabilities a step, rounded."""
+    dist, emitted = stored(share)
+    values = np.full(dist.ids.shape, -np.inf)
+    np.put_along_axis(values, dist.ids, np.round(dist.log_probs, digits), axis=1)
+    return logged(path, steps_of(values, k, emitted), write, STARTS)
 
 
 def logits(steps, size=1000):
@@ -163,10 +165,8 @@ def test_tokens_without_ids_are_told_by_their_bytes_and_order(tmp_path):
 def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path):
     """Most steps emit a token outside their top: those of the others are not left out."""
     top = [(0, math.log(0.5)), (1, math.log(0.2))]
-    path = tmp_path / "log.jsonl"
-    path.write_text(vllm_completions("a", [(5, top)] * 4 + [(0, top)]))
-    log = read(path)
-    assert (log.k, log.excluded, sizes(log)) == (2, {}, {"a": 5})
+    log = read(logged(tmp_path / "log", [(5, top)] * 4 + [(0, top)], vllm_completions))
+    assert (log.k, log.excluded, list(sizes(log).values())) == (2, {}, [5])
 
 
 FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
@@ -265,14 +265,14 @@ def test_steps_that_are_left_out_part_an_answer(tmp_path):
 
 def test_an_emitted_token_that_is_the_least_of_its_list_is_taken_out(tmp_path):
     """Those that are as probable once rounded may be missing between it and the others."""
-    values = log_softmax(logits(60))
+    path, values = tmp_path / "log", log_softmax(logits(60))
     order = np.argsort(-values, axis=1)
     emitted = order[:, 0].copy()
     for rank, k in ((17, 20), (19, 19)):
         emitted[3] = order[3, rank]
-        assert read(logged(tmp_path / "log", values, emitted), vocab_size=1000).k == k
+        assert read(logged(path, steps_of(values, emitted=emitted)), vocab_size=1000).k == k
     values[3, order[3, 18]] = values[3, order[3, 19]]
-    assert read(logged(tmp_path / "tied", values, emitted), vocab_size=1000).k == 19
+    assert read(logged(path, steps_of(values, emitted=emitted)), vocab_size=1000).k == 19
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_an_emitted_token_that_is_the_least_of_its_list_is_taken_out(tmp_path):
     ],
 )  # fmt: skip
 def test_values_that_are_no_probabilities_of_the_whole_vocabulary(values, message, tmp_path):
-    path = logged(tmp_path / "log", values(logits(60)))
+    path = logged(tmp_path / "log", steps_of(values(logits(60))))
     if message is None:
         assert read(path, vocab_size=1000).k == 20
         return
@@ -297,8 +297,7 @@ def test_values_that_are_no_probabilities_of_the_whole_vocabulary(values, messag
 
 def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path):
     """Two tokens of 0.6 and 0.1 leave 0.3: to 3 others of 0.1 each, and not to 2."""
-    path = tmp_path / "log"
-    path.write_text(vllm_chat("a", [(0, [(0, math.log(0.6)), (1, math.log(0.1))])]))
+    path = logged(tmp_path / "log", [(0, [(0, math.log(0.6)), (1, math.log(0.1))])])
     assert read(path, vocab_size=5).k == 2
     with pytest.raises(PipelineError, match=r"leave 0\.3 to the 2 other tokens, and each"):
         read(path, vocab_size=4)
@@ -306,26 +305,22 @@ def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path):
 
 def test_short_lists_with_all_the_mass_are_told(tmp_path):
     """Tokens that top-p took out may be missing from the lists."""
-    values = log_softmax(logits(60))
-    order = np.argsort(-values, axis=1)[:, :20]
-    steps = steps_of(order[:, 0], order, np.take_along_axis(values, order, 1))
+    steps = steps_of(log_softmax(logits(60)))
     for at in range(0, 60, 3):
         token, top = steps[at]
         mass = math.log(sum(math.exp(value) for _, value in top[:3]))
         steps[at] = token, [(one, value - mass) for one, value in top[:3]]
-    path = tmp_path / "log"
-    path.write_text(vllm_chat("a", steps))
     with pytest.raises(PipelineError, match="a list that is shorter than the others has all the m"):
-        read(path, vocab_size=1000)
+        read(logged(tmp_path / "log", steps), vocab_size=1000)
 
 
 def test_lists_of_other_steps_are_told(tmp_path):
-    values = log_softmax(logits(60))
-    never = np.argsort(-values, axis=1)[:, 1]
+    path, values = tmp_path / "log", log_softmax(logits(60))
+    never = steps_of(values, emitted=np.argsort(-values, axis=1)[:, 1])
     with pytest.raises(PipelineError, match="no step emits the most probable token"):
-        read(logged(tmp_path / "log", values, never), vocab_size=1000)
-    few = logged(tmp_path / "log", values[:2] * 0 - math.log(1000), np.array([500, 501]))
-    assert read(few, vocab_size=1000).excluded == {}  # by chance
+        read(logged(path, never), vocab_size=1000)
+    by_chance = steps_of(values[:2] * 0 - math.log(1000), emitted=np.array([500, 501]))
+    assert read(logged(path, by_chance), vocab_size=1000).excluded == {}
 
 
 @pytest.mark.parametrize("usage", [{}, {"prompt_tokens": 3}])

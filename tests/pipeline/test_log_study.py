@@ -30,6 +30,7 @@ from tests.pipeline.test_engine_logs import (
     read,
     read_back,
     sizes,
+    steps_of,
     stored,
     vllm_completions,
     written,
@@ -74,7 +75,7 @@ def test_a_sum_of_float32_in_one_pass(tmp_path):
     total = np.cumsum(p, axis=1, dtype=np.float32)[:, -1:]
     shift = np.log(p[:, :1] / total) - ranked[:, :1]
     exact = certify(TopK.from_logits(z), StrictGreedy())
-    path = logged(tmp_path / "log", (z + shift).astype(np.float64), write=llama_completion)
+    path = logged(tmp_path / "log", steps_of((z + shift).astype(np.float64)), llama_completion)
     log = read(path, vocab_size=size)
     assert log.error == pytest.approx(size * 2.0**-24)
     assert contained(certify(read_back(log, size), StrictGreedy()), exact)
@@ -88,8 +89,8 @@ def test_another_float32_pass_lies_inside(digits, tmp_path):
     z = np.sort(rng.gumbel(size=(400, V)) * 3)[:, ::-1]
     other = z + rng.uniform(-4.5e-5, 4.5e-5, z.shape)  # log-probabilities differ by twice as much
     exact = certify(TopK.from_logits(other), RULES)
-    values = np.round(log_softmax(z), digits)
-    log = read(logged(tmp_path / "log", values, write=vllm_completions))
+    steps = steps_of(np.round(log_softmax(z), digits))
+    log = read(logged(tmp_path / "log", steps, vllm_completions))
     assert contained(certify(read_back(log, V), RULES), exact)
     assert outside(log, 0.5 * 10.0**-digits, exact, RULES, V) > 0.1 * (digits - 4)
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from conf.schema import Execution
-from pipeline import ray_workers
+from pipeline import workers as worker_module
 from pipeline.errors import TERMINATED, PipelineError
 from pipeline.paths import ROOT
-from pipeline.ray_workers import allocate, connect
 from pipeline.shards import compute_shards
 from pipeline.stage import Out, Task
 from pipeline.stages import distributions
 from pipeline.study import STAGES
+from pipeline.workers import allocate, connect
 from tests import methods
 from tests.pipeline import tiny
 
@@ -102,7 +102,7 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
 
 @pytest.mark.thorough
 def test_what_no_worker_can_do_ends_the_run_and_finished_shards_stay(ray, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_workers, "DEATHS", 2)
+    monkeypatch.setattr(worker_module, "DEATHS", 2)
     (tmp_path / "dead").mkdir()
     with pytest.raises(PipelineError, match="toy: 2 workers died one after the other"):
         computed(tmp_path / "run", 1, always=tmp_path / "dead")
@@ -138,7 +138,7 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     script = (
         "import os, threading, time\n"
         "from pipeline.errors import terminal\n"
-        "from pipeline.ray_workers import connect\n"
+        "from pipeline.workers import connect\n"
         "with terminal():\n"
         " ray = connect()\n"
         " threading.Timer(5, os.kill, (os.getpid(), 15)).start()\n"

@@ -1,24 +1,33 @@
-"""Loading: what is refused and why, the head's precision, the preallocated cache."""
+"""Loading: what is refused, precision, caches; random models of many architectures."""
 
 import importlib
 import json
 import os
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 import pipeline
 from pipeline import hub
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import ModelDrafter, PromptLookup
+from pipeline.decoding.loop import prefill
 from pipeline.errors import PipelineError
 from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
-from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
-from pipeline.models.load import check_pair, load_model, load_tokenizer, skeleton
+from pipeline.models.load import check_pair, load_model, load_tokenizer, relative_error, skeleton
 from pipeline.models.passes import Texts
+from pipeline.study import check_models
 from tests.pipeline import tiny
+from tests.pipeline.decoding.pair import CPU, LIMIT, greedy, plain_greedy
 
 
 @pytest.fixture
@@ -110,58 +119,18 @@ def test_rows_that_do_not_fit_are_found_before_weights_are_read(tmp_path):
     ("name", "content", "message"),
     [
         ("model.safetensors", b"not weights at all", "SafetensorError: .*[Hh]eader"),
-        ("model.safetensors", 0.5, "SafetensorError: .*incomplete"),
         ("config.json", b"{", "config file .* is not a valid JSON file"),
         ("config.json", b'{"model_type": "clip"}', "model of type clip is no causal language"),
         ("config.json", b'{"model_type": "qwen3", "hidden_size": "wide"}', "hidden_size"),
+        ("tokenizer.json", b"{", "tokenizer can't be loaded"),
     ],
 )
 def test_damaged_files_are_named_in_one_line(directory, name, content, message):
-    path = directory / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * content)] if isinstance(content, float) else content)
+    (directory / name).write_bytes(content)
+    read = partial(load_tokenizer, str(directory), None, "targets.tiny")
     with pytest.raises(PipelineError, match=rf"^targets.tiny.path=.*{message}") as error:
-        load(directory)
+        read() if name == "tokenizer.json" else load(directory)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"{", b'{"model": {}}', b"\xff"])
-def test_a_damaged_tokenizer_is_named_in_one_line(directory, content):
-    (directory / "tokenizer.json").write_bytes(content)
-    with pytest.raises(PipelineError, match="tokenizer") as error:
-        load_tokenizer(str(directory), None, "drafter")
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_that_ignores_its_cache_is_found_out(directory, monkeypatch):
-    real = Qwen3ForCausalLM.forward
-
-    def forgets(self, past_key_values=None, **rest):
-        if past_key_values is None:
-            return real(self, **rest)
-        rest["attention_mask"] = rest["attention_mask"][:, -rest["input_ids"].shape[1] :]
-        return real(self, **rest | {"use_cache": False})
-
-    def counts_padding(self, past_key_values=None, **rest):
-        if past_key_values is not None:
-            rest["attention_mask"] = torch.ones_like(rest["attention_mask"])
-        return real(self, past_key_values=past_key_values, **rest)
-
-    def misreads_chunks(self, past_key_values=None, **rest):
-        chunk = past_key_values is not None and 1 < rest["input_ids"].shape[1] < 8
-        if chunk:
-            rest["input_ids"] = rest["input_ids"].flip(1)
-        return real(self, past_key_values=past_key_values, **rest)
-
-    for wrong in (forgets, counts_padding, misreads_chunks):
-        for dtype in ("float32", "bfloat16"):
-            monkeypatch.setattr(Qwen3ForCausalLM, "forward", wrong)
-            with pytest.raises(
-                PipelineError, match=r"^targets.tiny: tiny gives other logits a tok"
-            ):
-                load(directory, dtype=dtype)
-            monkeypatch.setattr(Qwen3ForCausalLM, "forward", real)
-            assert load(directory, dtype=dtype)
 
 
 def test_how_far_passes_differ_is_measured_in_spreads():
@@ -184,17 +153,14 @@ def test_more_threads_than_processors_are_refused():
         check_threads(cores + 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
-)
-def test_idle_threads_spin_shortly_unless_told_otherwise(given, spins, monkeypatch):
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+def test_idle_threads_spin_shortly_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     importlib.reload(pipeline)  # which is imported before torch
-    assert os.environ.get("GOMP_SPINCOUNT") == spins
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    importlib.reload(pipeline)
+    assert os.environ["GOMP_SPINCOUNT"] == "2000"
 
 
 def test_digests_are_remembered_only_where_that_is_safe(tmp_path, monkeypatch):
@@ -217,3 +183,156 @@ def test_digests_are_remembered_only_where_that_is_safe(tmp_path, monkeypatch):
     digest = file_digest(source)
     memo.write_text(memo.read_text().replace(digest, digest[::-1]))  # damaged: made anew
     checked()
+
+
+SHAPE = {
+    "vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = SHAPE | {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
+WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+MADE = {  # class of the configuration, and attention
+    "gpt2": ("GPT2Config", SHAPE, "sdpa"),
+    "mistral": ("MistralConfig", GROUPED | {"sliding_window": 4}, "sdpa"),
+    "gemma2": ("Gemma2Config", GROUPED | WINDOWS, "eager"),
+    "gemma3": ("Gemma3TextConfig", GROUPED | WINDOWS, "sdpa"),
+    "neox": ("GPTNeoXConfig", SHAPE, "sdpa"),
+    "opt": ("OPTConfig", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 32}, "sdpa"),
+    "bloom": ("BloomConfig", SHAPE, "eager"),
+    "phi": ("PhiConfig", SHAPE, "sdpa"),
+    "qwen2": ("Qwen2Config", SHAPE | {"num_key_value_heads": 1}, "sdpa"),
+    "qwen3": ("Qwen3Config", GROUPED, "sdpa"),
+    "mamba": ("MambaConfig", SHAPE | {"state_size": 4}, "eager"),
+}
+LINEAR = ("Qwen3NextConfig", GROUPED | {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+    "linear_num_value_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16}, "eager")  # fmt: skip
+
+
+def write(directory, kind, shape, attention):
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**shape)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.3)
+    tiny.save_model(module, directory, tiny.byte_tokenizer(), tiny.TEMPLATE, "<|end|>", "<|pad|>")
+    return directory
+
+
+class Faulty(ModelDrafter):
+    """Drafts what the target would say but, in some calls, for the second token."""
+
+    def propose(self, tokens, count, position):
+        draft = super().propose(tokens, count, position)
+        if position % 3 == 1 and count > 1:
+            draft.tokens[1] = (draft.tokens[1] + 1) % tiny.VOCABULARY
+        return draft
+
+
+def check_dump(directory, root, attention, atol):
+    """Check that the logits stored for three padded prompts are plain ones; return the prompts."""
+    prompts = tiny.prompts_node(directory, tiny.write_prompts(root / "p.jsonl", 3), count=3)
+    task = tiny.dump_node(directory, prompts, attention=attention, steps=LIMIT)
+    table = tiny.built(task, root).read().to_pandas()
+    texts = tiny.built(prompts, root).read().to_pandas().set_index("prompt_id")["token_ids"]
+    plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention)
+    assert len({len(prompt) for prompt in texts}) == 3
+    for name, rows in table.groupby("prompt_id"):
+        text = torch.tensor([[*texts[name], *rows["token_id"]]])
+        with torch.inference_mode():
+            logits = plain(text, use_cache=False).logits[0, len(texts[name]) - 1 : -1].numpy()
+        ids, stored = (np.stack(rows[column]) for column in ("top_ids", "top_logits"))
+        np.testing.assert_allclose(stored, np.take_along_axis(logits, ids, 1), atol=atol)
+    return [list(prompt) for prompt in texts]
+
+
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"mamba", "qwen3"}))
+def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_path):
+    """Answers of 24 tokens: windows of 4 are passed many times."""
+    attention = MADE[name][2]
+    directory = write(tmp_path / "model", *MADE[name])
+    prompts = check_dump(directory, tmp_path, attention, 1e-4)
+    made = load_model(tiny.used(directory, "targets.made", attention=attention))
+    model = replace(made, eos=())
+    refused = name in {"mistral", "gemma2", "gemma3", "bloom"}
+    with pytest.raises(PipelineError, match="trees") if refused else nullcontext():
+        model.check_trees()
+    for prompt in prompts:
+        wanted = plain_greedy(model, prompt)
+        read = prefill(model, prompt, LIMIT)  # once for both
+        assert greedy(model, PromptLookup(2, CPU), read, 4).tokens == wanted
+        answer = greedy(model, Faulty(model, Greedy()), read, 4)
+        assert answer.tokens == wanted
+        for call in answer.calls:  # after a fault both caches are rolled back, and right again
+            assert call.accepted == (
+                min(1, call.drafted) if call.position % 3 == 1 else call.drafted
+            )
+
+
+def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path):
+    directory = write(tmp_path / "model", *MADE["mamba"])
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(PipelineError, match="MambaForCausalLM takes no key-value cache"):
+        check_models([tiny.dump_of(tiny.used(directory, "targets.made"))])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3"])
+def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
+    name, dtype, tmp_path, monkeypatch
+):
+    directory = write(tmp_path / "model", *MADE[name])
+    used = tiny.used(directory, "targets.made", attention=MADE[name][2], dtype=dtype)
+    kind = type(load_model(used).module)
+    real = kind.forward
+
+    def forgets_one(self, past_key_values=None, **rest):
+        out = real(self, past_key_values=past_key_values, **rest)
+        if past_key_values is not None:  # the token read last is no longer there
+            for layer in past_key_values.layers:
+                layer.values[:, :, -1] = 0
+        return out
+
+    def forgets(self, past_key_values=None, **rest):
+        if past_key_values is None:
+            return real(self, **rest)
+        rest["attention_mask"] = rest["attention_mask"][:, -rest["input_ids"].shape[1] :]
+        return real(self, **rest | {"use_cache": False})
+
+    def counts_padding(self, past_key_values=None, **rest):
+        if past_key_values is not None:
+            rest["attention_mask"] = torch.ones_like(rest["attention_mask"])
+        return real(self, past_key_values=past_key_values, **rest)
+
+    def misreads_chunks(self, past_key_values=None, **rest):
+        if past_key_values is not None and 1 < rest["input_ids"].shape[1] < 8:
+            rest["input_ids"] = rest["input_ids"].flip(1)
+        return real(self, past_key_values=past_key_values, **rest)
+
+    others = (forgets, counts_padding, misreads_chunks) if name == "qwen3" else ()
+    for wrong in (forgets_one, *others):
+        monkeypatch.setattr(kind, "forward", wrong)
+        with pytest.raises(PipelineError, match=r"^targets.made: tiny gives other logits a token"):
+            load_model(used)
+
+
+def test_an_attention_that_a_model_lacks_is_named(tmp_path):
+    directory = write(tmp_path / "model", *MADE["bloom"])
+    with pytest.raises(PipelineError, match=r"targets.made.attention=sdpa .*attention=eager$"):
+        load_model(tiny.used(directory, "targets.made"))
+
+
+def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path):
+    directory = write(tmp_path / "model", *LINEAR)
+    used = tiny.used(directory, "targets.made", attention="eager")
+    with pytest.raises(
+        PipelineError, match=r"^targets.made: tiny can't be used with drafts: .*\(LinearAttention"
+    ):
+        check_models([tiny.decoding_node(used, used)])
+    check_models([tiny.dump_of(used)])
+    check_dump(directory, tmp_path, "eager", 1e-3)

@@ -86,20 +86,14 @@ def test_ultrachat_rows(model, ultrachat, tmp_path):
     refused(model, ultrachat, tmp_path / "no", r"split=train_gen; found none", split="train_gen")
 
 
-def test_the_seed_shuffles_count_stops_and_thinking_reaches_the_template(
-    model, ultrachat, tmp_path
-):
-    orders = []
+def test_the_seed_shuffles_and_thinking_reaches_the_template(model, ultrachat, tmp_path):
+    orders, wanted = [], {"split": "train_sft", "count": 4}
     for at, (seed, thinking) in enumerate([(0, False), (0, True), (1, False)]):
-        node = tiny.prompts_node(
-            model, ultrachat, split="train_sft", count=4, seed=seed, enable_thinking=thinking
-        )
+        node = tiny.prompts_node(model, ultrachat, **wanted, seed=seed, enable_thinking=thinking)
         table = tiny.built(node, tmp_path / f"store{at}").read()
         orders.append(table["source_row"].to_pylist())
         assert {ids[-1] for ids in table["token_ids"].to_pylist()} == {3 if thinking else 2}
-    assert orders[0] == orders[1] != orders[2]
-    assert orders[0] != sorted(orders[0])
-    assert len(orders[0]) == 4
+    assert sorted(orders[0]) != orders[0] == orders[1] != orders[2]
 
 
 def test_plain_rows_are_accepted_and_ids_made_of_their_text(model, tmp_path):
@@ -178,16 +172,6 @@ def test_a_split_is_files_and_folders_by_name(tmp_path):
     assert len(source_files(str(tmp_path), None, None)) == 6
 
 
-def test_limits_that_exclude_are_named_with_their_keys(model, tmp_path, capsys):
-    rows = [{"text": "a b " * n + str(at)} for at, n in enumerate((1, 1, 2, 20, 20, 300))]
-    source = lines(tmp_path / "p.jsonl", *rows)
-    build(model, source, tmp_path / "a", count=2, min_tokens=20)
-    told = capsys.readouterr().out
-    assert "of 4 rows read, 1 too short for prompts.min_tokens=20 (row 2), 1 too " in told
-    assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
-    refused(model, source, tmp_path / "b", "only 2 prompts of 20 to 100 tokens", min_tokens=20)
-
-
 def test_a_base_model_reads_plain_text(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink()
@@ -198,9 +182,7 @@ def test_a_base_model_reads_plain_text(tmp_path):
         assert found["token_ids"] == tokenizer.encode(found["text"])
 
 
-@pytest.mark.parametrize(("single", "begins"), [
-    ("$A", []), ("<|user|> $A", [1]), ("$A <|end|>", []), ("<|user|> $A <|end|>", [1]),
-])  # fmt: skip
+@pytest.mark.parametrize(("single", "begins"), [("$A <|end|>", []), ("<|user|> $A <|end|>", [1])])
 def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(model, single, begins):
     tokenizer = AutoTokenizer.from_pretrained(model)
     bare = tokenizer.encode("a b\n\nc\n\nd")
@@ -211,7 +193,7 @@ def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(model, single, beg
     assert encode(tokenizer, "a b\n\nc\n\nd", "none", enable_thinking=False) == begins + bare
 
 
-def test_a_template_that_fails_is_named_and_one_with_the_date_noted(tmp_path, capsys):
+def test_a_template_that_fails_is_named(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     for template, message in {
@@ -220,7 +202,3 @@ def test_a_template_that_fails_is_named_and_one_with_the_date_noted(tmp_path, ca
     }.items():
         (model / "chat_template.jinja").write_text(template)
         refused(model, source, tmp_path / "store", f"its chat template fails: {message}")
-    template = "<|user|>{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}<|answer|>"
-    (model / "chat_template.jinja").write_text(template)
-    build(model, source, tmp_path / "store")
-    assert "the chat template writes today's date: another" in capsys.readouterr().out

@@ -20,7 +20,6 @@ from pipeline.store import Store
 from pipeline.study import STAGES
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, PROMPTS, Syncs, flip, tasks
-from tools import columns as printed
 
 ALL = ["prompts", "shard", "shard", "shard", "totals"]
 
@@ -95,18 +94,21 @@ def test_an_input_rebuilt_with_other_content_makes_stale(store):
     assert not list(store.root.rglob(".*partial"))
 
 
-def test_an_input_replaced_while_it_is_read_is_read_again(store):
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_input_that_another_process_moves_is_read_again(store, replaced):
+    """A run that replaces it by other content, or verify, which sets it aside."""
     first, second, _ = tasks()
     count = list[int]()
 
-    def replacing(*arguments):
-        toy.steps(*arguments)
+    def meanwhile(*arguments):
         count.append(1)
-        if len(count) == 1:  # another process, meanwhile
+        if len(count) == 1:
             remove(store, first)
-            store.get(tasks(noise=1)[0])
+            if replaced:
+                store.get(tasks(noise=1)[0])
+        toy.steps(*arguments)
 
-    made = store.get(replace(second, stage=replace(second.stage, compute=replacing)))
+    made = store.get(replace(second, stage=replace(second.stage, compute=meanwhile)))
     assert len(count) == 2
     assert made.record["inputs"] == {"prompts": store.find(first).content}
     assert not list(store.root.rglob(".*partial"))
@@ -133,20 +135,6 @@ def test_finished_shards_are_those_of_the_same_inputs(store, tmp_path):
     assert log(store) == ["prompts", *["shard"] * 3]
     assert made.content == Store(tmp_path / "fresh").get(tasks(noise=1)[1]).content
     assert not list(other.root.rglob(".*partial"))
-
-
-def test_an_input_set_aside_before_it_is_read_is_made_again(store):
-    first, second, _ = tasks()
-    count = list[int]()
-
-    def removing(*arguments):
-        count.append(1)
-        if len(count) == 1:  # verify, meanwhile
-            remove(store, first)
-        toy.steps(*arguments)
-
-    store.get(replace(second, stage=replace(second.stage, compute=removing)))
-    assert len(count) == 2
 
 
 def test_verify_names_what_it_can_not_set_aside(store, monkeypatch, capsys):
@@ -258,26 +246,15 @@ def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store):
         store.get(task)
 
 
-def test_the_command_prints_every_column(capsys):
-    printed.main([])
-    said = capsys.readouterr().out
-    for name, stage in STAGES.items():
-        for file, columns in stage.tables.items():
-            assert f"{name}: {file}.parquet\n" in said
-            assert all(column.meaning in said for column in columns.values())
-    with pytest.raises(SystemExit, match="nothing is no stage: give one of prompts, "):
-        printed.main(["nothing"])
-
-
-@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_every_column_has_a_meaning_and_optional_ones_may_be_missing(stage):
-    for name, columns in stage.tables.items():
-        assert all(column.meaning.strip() for column in columns.values())
-        fields = stage.schema(name)
-        there = pa.schema([field for field in fields if not columns[field.name].optional])
-        check_schema(columns, there, Path("x"))
-        for field in fields:  # lists have no fixed length
-            assert not pa.types.is_fixed_size_list(field.type)
+def test_every_column_has_a_meaning_and_optional_ones_may_be_missing():
+    for stage in STAGES.values():
+        for name, columns in stage.tables.items():
+            assert all(column.meaning.strip() for column in columns.values())
+            fields = stage.schema(name)
+            there = pa.schema([field for field in fields if not columns[field.name].optional])
+            check_schema(columns, there, Path("x"))
+            for field in fields:  # lists have no fixed length
+                assert not pa.types.is_fixed_size_list(field.type)
 
 
 def test_other_columns_and_types_are_refused(store):

@@ -25,10 +25,8 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
 ):
     store = Store(tmp_path)
     inputs = MadeUp(store, RULES).report(["T"], [0]).inputs
-    certified, lengths = (
-        sweeps.summary_rows([task], [store.get(task)])
-        for task in (inputs["certificates/0"], inputs["run_lengths/0"])
-    )
+    of_stages = [inputs["certificates/0"], inputs["run_lengths/0"]]
+    certified, lengths = (sweeps.summary_rows([task], [store.get(task)]) for task in of_stages)
     capsys.readouterr()  # what the stages said
     sweeps.print_table(certified)
     printed = capsys.readouterr().out
@@ -76,9 +74,8 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
         run | {"draft_length": n, "tokens_per_call": 1 + n / 2, "speedup": speedup, "rho": n / 100}
         for n, speedup in ((1, 1.2), (2, 1.4), (3, 1.3))
     ]
-    runs.append(runs[0] | {"drafter": "prompt_lookup", "speedup": 2.0})
-    runs.append(runs[0] | {"temperature": 0.5, "speedup": 2.0})
-    runs.append(runs[0] | {"rule": "additive t=0.1", "speedup": 2.0})
+    for other in ({"drafter": "prompt_lookup"}, {"temperature": 0.5}, {"rule": "additive t=0.1"}):
+        runs.append(runs[0] | other | {"speedup": 2.0})
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")

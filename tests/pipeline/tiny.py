@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,11 +127,11 @@ def write_model(directory: Path, seed: int = 0) -> Path:
 
 def write_prompts(path: Path, count: int) -> Path:
     """Write `count` prompts of different lengths in UltraChat's schema."""
-    rows = []
-    for i in range(count):
-        text = " ".join(["question", *"abcdefghijklmnopqrstuvwxyz"[: 3 + 5 * i % 17]])
-        rows.append({"prompt": text, "prompt_id": f"id{i}",
-                     "messages": [{"role": "user", "content": text}]})  # fmt: skip
+    texts = [" ".join(["question", *ascii_lowercase[: 3 + 5 * i % 17]]) for i in range(count)]
+    rows = [
+        {"prompt": text, "prompt_id": f"id{i}", "messages": [{"role": "user", "content": text}]}
+        for i, text in enumerate(texts)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -165,7 +166,6 @@ def dump_of(model: ModelSpec, inputs: Mapping[str, Task] | None = None, **change
 
 
 def drafts_of(target: ModelSpec, drafter: ModelSpec, inputs: Mapping[str, Task]) -> Task:
-    """A task of stage drafts."""
     settings: Json = {"target": target.entries, "drafter": drafter.entries, "temperature": 1.0}
     runtime = replace(RUNTIME, models=(target, drafter))
     return Task(drafts.STAGE, "tiny", settings, inputs, runtime)
@@ -184,7 +184,6 @@ def decoding_node(
 
 
 def built(task: Task, root: Path) -> Artifact:
-    """Bring `task` up to date in the store `root`."""
     return Store(root).get(task)
 
 

@@ -134,10 +134,7 @@ def flip(path: Path, at: int | None = None) -> None:
 
 
 def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
-    """Bring the last stage up to date in another process; return its id.
-
-    It kills itself before or after a file operation: number `kill_at` of twice as many.
-    """
+    """Bring the last stage up to date in another process, which may kill itself; return its id."""
     environment()  # asks git: once, for all that are forked
     pid = os.fork()
     if pid:
@@ -155,7 +152,7 @@ def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
 
 
 def die_at(at: int) -> None:
-    """Make this process kill itself before or after a file operation, as `child` counts them."""
+    """Make this process kill itself before or after one of its file operations."""
     count = 0
 
     def step() -> None:

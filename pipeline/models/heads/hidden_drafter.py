@@ -1,17 +1,143 @@
-"""A head on its target as a drafter: its vocabulary, and passes with a cache."""
+"""A head on its target as a drafter: one decoder layer, after EAGLE-3, and passes with a cache.
+
+The entry of token t is made of its embedding and of the target's hidden states after token t - 1;
+what comes out predicts token t + 1. Hidden states of drafted tokens are not known yet: the layer's
+own output stands in their place. At depth d of a draft, d - 1 of the tokens are drafted. Weights
+are named as in published EAGLE-3 checkpoints (arXiv 2503.01840).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import DynamicCache
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import DynamicCache, LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
-from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.language_model import Head, LanguageModel, new_cache
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """The projections of an attention over twice the width: an embedding and a hidden state."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """Make random weights."""
+        super().__init__()
+        d, width = config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(2 * d, config.num_attention_heads * width, bias=False)
+        self.k_proj = nn.Linear(2 * d, config.num_key_value_heads * width, bias=False)
+        self.v_proj = nn.Linear(2 * d, config.num_key_value_heads * width, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * width, d, bias=False)
+
+
+class Layer(nn.Module):
+    """A decoder layer whose attention reads an embedding beside the hidden state."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """Make random weights."""
+        super().__init__()
+        self.head_dim: int = config.head_dim
+        self.groups: int = config.num_attention_heads // config.num_key_value_heads
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.mlp = LlamaMLP(config)
+
+    def project(
+        self, embedded: Tensor, hidden: Tensor, rotation: Rotation
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, heads, n, head_dim); groups share keys and values."""
+        both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
+        projections = (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj)
+        q, k, v = (
+            projection(both).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in projections
+        )
+        q, k = apply_rotary_pos_emb(q, k, *rotation)
+        return q, k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
+
+    def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """Return the output (B, n, d) from the result of attention (B, heads, n, head_dim)."""
+        hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        made: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return made
+
+
+class FeatureHead(nn.Module):
+    """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
+
+    def __init__(self, shape: Mapping[str, Any], layers: int, fc_norm: bool) -> None:
+        """Make random weights; `layers` hidden states are read, each normed with `fc_norm`."""
+        super().__init__()
+        config = LlamaConfig(**shape)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        norms = layers if fc_norm else 0
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps) for _ in range(norms))
+        self.fc = nn.Linear(layers * width, width, bias=False)
+        self.midlayer = Layer(config)
+        self.norm = LlamaRMSNorm(width, eps)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def fuse(self, hidden: Tensor) -> Tensor:
+        """Return (B, n, d) from the target's hidden states (B, n, layers, d)."""
+        if self.fc_norm:
+            states = zip(self.fc_norm, hidden.unbind(2), strict=True)
+            hidden = torch.stack([norm(state) for norm, state in states], 2)
+        fused: Tensor = self.fc(hidden.flatten(2))
+        return fused
+
+    def rotation(self, positions: Tensor, like: Tensor) -> Rotation:
+        """Return cosines and sines (B, n, head_dim) for tokens at `positions` (B, n)."""
+        cos, sin = self.rotary(like, positions)
+        return cos, sin
+
+
+def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
+    """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
+
+    At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
+    own draft at depths 2 to d. The first token has no entry, so what the first d tokens give at
+    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, and the target's hidden
+    states (B, n, layers, d) after each.
+    """
+    n = embedded.shape[1]
+    at = torch.arange(n, device=embedded.device)
+    rotation = head.rotation(at[None], embedded)
+    features = head.fuse(pad(hidden[:, :-1], (0, 0, 0, 0, 1, 0)))  # of the token before
+    keys, values, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
+    for d in range(depth):
+        q, k, v = head.midlayer.project(embedded, features, rotation)
+        keys.append(k)
+        values.append(v)
+        q = q * q.shape[-1] ** -0.5
+        seen = (at >= 1) & (at <= at[:, None] - d)
+        seen[0, 0] = True  # nothing to look at would be NaN
+        scores = [(q @ keys[0].transpose(2, 3)).masked_fill(~seen, -torch.inf)]
+        draft = range(1, d + 1)  # the depths of its own draft
+        scores += [(q * _earlier(keys[j], d - j)).sum(-1, keepdim=True) for j in draft]
+        weights = torch.cat(scores, -1).softmax(-1)
+        attended = weights[..., :n] @ values[0]
+        for j in draft:
+            attended = attended + weights[..., n + j - 1, None] * _earlier(values[j], d - j)
+        outputs.append(head.midlayer.finish(attended, features))
+        features = torch.cat([outputs[d][:, :1], outputs[d][:, :-1]], 1)
+    return outputs
+
+
+def _earlier(states: Tensor, tokens: int) -> Tensor:
+    return pad(states, (0, 0, tokens, 0))[:, :, : states.shape[2]]
 
 
 @dataclass(frozen=True)

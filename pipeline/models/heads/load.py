@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub import HEAD_FILES, PICKLED, model_folder
-from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
+from pipeline.models.heads.hidden_drafter import FeatureHead, HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.stage import ModelSpec
 

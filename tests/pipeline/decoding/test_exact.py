@@ -3,10 +3,8 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +21,21 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Greedy, Noise, Race
+from pipeline.decoding.choices import TEST, TOKEN, DrawnRace, Greedy, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import DrawnPath, Match, SpeculativeSampling
 from tests import divergences
-from tests.analysis.exact import Fork, Uniform, distributions, outcomes
+from tests.analysis.exact import Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU, Markov
 
 ROUNDING = 1e-12
-Key = tuple[Hashable, ...]
 
 
 class Fractions(Markov):
     """A model of small fractions, by the last token."""
 
-    def __init__(self, seed: int, size: int, least: float, eos: tuple[int, ...] = ()) -> None:
+    def __init__(self, seed, size, least, eos=()):
         """Stand for a probability of 0 by the logit `least`."""
         row = distributions(seed, size)
         self.p = np.array([row((last,)).astype(np.float64) for last in range(size)])
@@ -49,17 +46,17 @@ class Fractions(Markov):
 class ForkedNoise:
     """Uniform numbers, each made when it is first asked for and the same ever after."""
 
-    def __init__(self, fork: Fork) -> None:
+    def __init__(self, fork):
         self._fork = fork
         self._made = {}
         self.uniforms = self
 
-    def at(self, *key: Hashable) -> Any:
+    def at(self, *key):
         if key not in self._made:
             self._made[key] = Uniform(self._fork)
         return self._made[key]
 
-    def __getitem__(self, index: tuple[Any, int]) -> Any:
+    def __getitem__(self, index):
         positions, purpose = index
         if not isinstance(positions, slice):
             return self.at(positions, purpose)
@@ -68,17 +65,17 @@ class ForkedNoise:
         range_ = range(positions.start, positions.stop)
         return np.array([self.at(position, purpose) for position in range_], dtype=object)
 
-    def test(self, position: int, sibling: int) -> Any:
+    def test(self, position, sibling):
         return self.at(position, TEST, sibling)
 
 
 class ForkedDraft:
     """Draws without replacement; all nodes at a position with the same numbers."""
 
-    def __init__(self, noise: ForkedNoise) -> None:
+    def __init__(self, noise):
         self._noise = noise
 
-    def draft(self, logits: torch.Tensor, position: int, depth: int, width: int) -> Drawn:
+    def draft(self, logits, position, depth, width):
         q = torch.softmax(logits.double(), -1)
         tokens = [[NOTHING] * width for _ in q]
         for row, weights in enumerate(q.numpy().copy()):
@@ -218,14 +215,14 @@ def test_chains_are_lossless_token_by_token(seed, eos):
 class PiecewiseNoise(Noise):
     """Races of two tokens: token 0 arrives at u, token 1 at 1 - u, so that 0 wins iff u < p."""
 
-    def __init__(self, us: tuple[Fraction, ...], depth: int, fork: Fork | None = None) -> None:
+    def __init__(self, us, depth, fork=None):
         super().__init__(0, "p", len(us), CPU, depth)
         self._us = us
         if fork is not None:
             forked = ForkedNoise(fork)
             self.uniforms, self.test = forked, forked.test
 
-    def _arrivals(self, position: int, vocab_size: int) -> torch.Tensor:
+    def _arrivals(self, position, _):
         u = float(self._us[min(position, len(self._us) - 1)])
         return torch.tensor([u, 1 - u], dtype=torch.float64)
 
@@ -253,9 +250,7 @@ def test_races_are_lossless(tree, eos):
             answer = decode(target, source, Match(race), [0], depth, 3)
             width = math.prod(width for _, width in races)
             law[tuple(answer.tokens)] += width
-            accepted[answer.tokens[0]] += (
-                sum(call.accepted > 0 for call in answer.calls[:1]) * width
-            )
+            accepted[answer.tokens[0]] += width * any(call.accepted for call in answer.calls[:1])
         check_law(law, target, 0, 3)
         if tree is None and not eos:
             with np.errstate(divide="ignore"):

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from analysis.trees.entropy import index_entropies
+from analysis.trees.acceptance import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import artifacts, pair
 from pipeline.errors import PipelineError
 from pipeline.methods import method_entries
 from pipeline.models import load
-from pipeline.models.heads.feature_head import given_text
+from pipeline.models.heads.hidden_drafter import given_text
 from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Store

@@ -18,7 +18,6 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
 from pipeline.decoding.loop import decode, reach
@@ -199,26 +198,15 @@ def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(target, t
     assert first_tokens(keys, 1).tolist() == [[2]]
 
 
-ENDED = [[False, True, True], [True, False, True], [True, True, False]]
-
-
-def test_levels_and_reach_by_hand():
+def test_reach_by_hand():
     tree = expansion([2, 2])
-    assert loop.tested_levels(tree, ()) == ((2, 0),)
-    assert loop.tested_levels(tree, (1,)) == ((2, 2), (2, 0))
-    assert loop.tested_levels(tree, (1, 4)) == ((2, 2), (2, 1))
-    assert loop.tested_levels(sequence(3), (0, 1)) == ((1, 1), (1, 1), (1, 0))
-    assert loop.tested_levels(Topology(()), ()) == ()
-    flags = torch.ones(6, dtype=torch.bool).numpy()
+    flags = np.ones(6, dtype=bool)
     assert reach(tree, flags) == 2
     assert reach(tree, ~flags) == 0
     flags[0] = flags[4] = flags[5] = False  # the first child, and both children of the second
     assert reach(tree, flags) == 1
     flags[4] = True
     assert reach(tree, flags) == 2
-    flags[1], flags[0] = False, True
-    assert reach(tree, flags) == 2
-    flags[2] = flags[3] = False
-    assert reach(tree, flags) == 1
-    in_a_row = [reach(sequence(3), np.array(open_)) for open_ in ENDED]
-    assert in_a_row == [0, 1, 2]  # a node behind one that ends the answer counts for nothing
+    # a node behind one that ends the answer counts for nothing
+    ended = [[False, True, True], [True, False, True], [True, True, False]]
+    assert [reach(sequence(3), np.array(flags)) for flags in ended] == [0, 1, 2]
