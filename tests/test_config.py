@@ -173,14 +173,14 @@ def test_a_wrong_file_or_rule_is_one_line(arguments, file, content, message, tmp
     assert "\n" not in said
 
 
-def test_files_and_own_directories_of_a_command_line(tmp_path):
+def test_files_and_own_directories_of_a_command_line(tmp_path, monkeypatch):
     """Nor is an address with a query an override, or an existing file whose name is like one."""
-    answers = tmp_path / "k=5.jsonl"
-    answers.touch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "k=5.jsonl").touch()
     long = f"solve.rules=[{','.join(['additive'] * 100)}]"
-    words = [str(answers), "http://h/?a=b", "study=mini", "+a.b=1", "~drafter", long, "x-1/k=5"]
+    words = ["k=5.jsonl", "http://h/?a=b", "study=mini", "+a.b=1", "~drafter", long, "x-1/k=5"]
     assert files_and_overrides([*words, "--config-dir", str(tmp_path)]) == (
-        [str(answers), "http://h/?a=b", "x-1/k=5"],
+        ["k=5.jsonl", "http://h/?a=b", "x-1/k=5"],
         ["study=mini", "+a.b=1", "~drafter", long, f"--config-dir={tmp_path}"],
     )
     (tmp_path / "study").mkdir()

@@ -109,6 +109,13 @@ def test_settings_certify_what_is_claimed():
         assert data[eps, "and reaches"] == STATISTICS["measured_per_call"]
 
 
+def test_answers_of_one_token_guarantee_nothing():
+    ends, bootstrap = (np.ones(2),) * 2, PromptBootstrap(np.arange(2), 20, 0.9, 0)
+    target = Target("A", {GREEDY: ends}, bootstrap, np.zeros(2, np.int32), [])
+    table = settings_table(Results(["A"], {}, {}), [target])
+    assert table.shown.loc["and guarantees"].str.startswith("– ").all()
+
+
 def test_costs_are_of_the_target_alone_and_of_a_drafted_token():
     columns = ["drafter", "tokens_per_second", "per_token", "c_q"]
     rows = [
