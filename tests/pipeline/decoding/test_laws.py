@@ -20,13 +20,15 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
-from pipeline.decoding.choices import DRAFT, TOKEN, Inversion, Noise, Race
+from pipeline.decoding.choices import TOKEN, Inversion, Noise
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
+from pipeline.decoding.pair import scheme_of
 from pipeline.decoding.shapes import Draft
-from pipeline.decoding.verify import Match, Relaxed, SpeculativeSampling, asked, judged
+from pipeline.decoding.verify import Relaxed, SpeculativeSampling, asked, judged
 from pipeline.models.batch_decoding import choose
 from pipeline.models.logit_statistics import invert
+from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
 
 
@@ -46,16 +48,20 @@ def eight(seed):
     return Markov(1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed)))
 
 
-@pytest.mark.parametrize("law", ["speculative", "races", "lookup"])
-def test_sampled_answers_have_the_law_of_the_target(law):
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("model", "speculative"), ("model", "races"), ("prompt_lookup", "speculative")],
+)
+def test_sampled_answers_have_the_law_of_the_target(drafter, sampling):
     model, smaller = eight(0), eight(1)
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
+    entry = {"drafter": drafter, "sampling": sampling, "draft_length": 2, "temperature": 1.3}
+    [method] = methods.build([entry])
     for seed in range(900):
-        noise = Noise(seed, "p", 4, CPU, 2)
-        choice = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
-        verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
+        choice, verifier = scheme_of(method, Noise(seed, "p", 4, CPU, 2))
+        lookup = drafter == "prompt_lookup"
+        source = PromptLookup(2, CPU) if lookup else ModelDrafter(smaller, choice)
         answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]
