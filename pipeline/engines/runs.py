@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from pipeline.errors import PipelineError
 
 LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
+IMPLAUSIBLE = 20  # passes that a step costs
 SURE = 1.1  # a gain without an interval, above which drafts are recommended without a doubt
 CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole requests"}
 
@@ -144,6 +145,11 @@ def compare(
         if speed.cost <= 0:
             notes.append(f"{run.path.name}: a step would cost {speed.cost:.2f} passes")
             speed = speed._replace(cost=math.nan)
+        elif speed.cost > IMPLAUSIBLE:
+            notes.append(
+                f"{run.path.name}: a step costs {speed.cost:.0f} passes, as in a server that still "
+                "compiles"
+            )
         speeds.append(speed)
     clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
     if of_answers is not None:
@@ -189,43 +195,60 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np
 
 def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
     """Return the recommended draft length, which to measure next, and the engine's flags."""
-    pairs = zip(runs, speeds, strict=True)
+    pairs = list(zip(runs, speeds, strict=True))
     known = [(run, speed) for run, speed in pairs if run.length and not math.isnan(speed.times)]
     if not known:
+        missing = [
+            f"{run.path.name} does not tell "
+            + (
+                "how long its drafts are (decoding.draft_length=N)"
+                if timed
+                else "seconds as BASE does"
+            )
+            for run, timed in ((run, not math.isnan(speed.times)) for run, speed in pairs)
+        ]
         return [
-            "no recommendation: the files do not tell seconds and draft lengths; ask the servers "
-            "with python -m pipeline.ask, or give their pages of /metrics (decoding.draft_length "
-            "where a file does not tell it)"
+            f"no recommendation: {'; '.join(missing)}: give two pages of /metrics, or two files of "
+            "answers that python -m pipeline.ask saved"
         ]
     run, speed = max(known, key=lambda pair: pair[1].times)
     length = run.length or 0
     name = LENGTH_NAMES.get(run.counts.engine, "num_speculative_tokens")
+    following = _following(run, speed, {other.length for other, _ in known})
+    if speed.times <= 1:
+        best = f"the best length measured, {name} = {length}, is {speed} as fast"
+        return [f"no drafts: {best}{following}"]
     sentence = f"{name} = {length}: {speed}"
-    if speed.times <= 1:
-        sentence = f"no drafts: {sentence}"
-    elif speed.low <= 1:
-        sentence += " (not sure: the interval holds 1)"
+    if speed.low <= 1:
+        sentence = f"not decided, the interval holds 1: {sentence}"
     elif math.isnan(speed.low) and speed.times < SURE:
-        sentence += f" (not sure: below {SURE:g}, and pages give no interval)"
-    measured = {other.length for other, _ in known}
-    others = [n for n in (length + 1, length - 1) if n >= 1 and n not in measured]
-    if others:
-        following = max(others, key=lambda n: _predicted(run, speed.cost, n))
-        sentence += f"; {following} was not measured, ask with {following} next"
-    if speed.times <= 1:
-        return [sentence]
+        sentence = f"not decided, below {SURE:g} and without an interval: {sentence}"
     flag = f"{name} {length}"
     if not name.startswith("-"):  # a key of vLLM's
         flag = f"--speculative-config '{{..., \"{name}\": {length}}}'"
-    return [sentence, f"flags: {flag}, the rest as in {run.path.name}'s server"]
+    flags = f"flags: {flag}, the rest as in {run.path.name}'s server"
+    return [f"{sentence}{following}", flags]
 
 
-def _predicted(run: Run, cost: float, length: int) -> float:
-    """Return the closed form's speed at another length; without a cost the longer comes first."""
+def _following(run: Run, speed: Speed, measured: Collection[int | None]) -> str:
+    """Return which length to measure next: the closed form's best, at the cost of this run's steps.
+
+    Without a cost it is the one that explains the speed, prefill left out.
+    """
     _, rate = run.acceptance
-    if math.isnan(cost) or math.isnan(rate):
-        return length
-    return formula_speedup(min(rate, 1.0), length, max(cost - 1, 0) / (run.length or 1))
+    if math.isnan(rate):
+        return ""
+    length = run.length or 1
+    cost = speed.cost
+    if math.isnan(cost):
+        cost = run.counts.tokens_per_pass[0] / speed.times
+    rho = max(cost - 1, 0) / length
+    best = max(range(length + 2), key=lambda n: formula_speedup(min(rate, 1.0), n, rho))
+    if best == 0:
+        return (
+            f"; a drafted token costs {rho:.2f} passes and {rate:.2f} are accepted: no length pays"
+        )
+    return "" if best in measured else f"; {best} was not measured, ask with {best} next"
 
 
 def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
