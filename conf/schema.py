@@ -204,7 +204,7 @@ class Statistics(Section):
 
 
 class Device(Section):
-    """The device that models run on; never part of a fingerprint."""
+    """The device that models run on; never part of a key."""
 
     name: Annotated[str, AfterValidator(_device)]
     threads: Count | None
@@ -212,7 +212,7 @@ class Device(Section):
 
 
 class Execution(Section):
-    """The workers that compute the long stages; never part of a fingerprint."""
+    """The workers that compute the long stages; never part of a key."""
 
     engine: Literal["inline", "ray"]
     workers: Count | None

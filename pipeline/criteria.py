@@ -69,12 +69,13 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
                 rules[name] = expand(entries)
         else:
             others[name] = entry
-    parameters = {key for built in rules.values() for rule in built for key in rule.parameters}
+    taken = [pair for built in rules.values() for rule in built for pair in rule.parameters.items()]
     for name, value in others.items():
-        if name not in parameters and value is not None:
+        values = value if isinstance(value, list) else [value]
+        if value is not None and not all((name, one) in taken for one in values):
             raise PipelineError(
-                f"criteria.{name}={value} is neither a rule nor a parameter of one: give each rule "
-                f"a name, +criteria.mine='{EXAMPLE}', in a file mine: {EXAMPLE}"
+                f"criteria.{name}={value} is neither a rule nor a parameter that one takes: give a "
+                f"rule a name, +criteria.mine='{EXAMPLE}', in a file mine: {EXAMPLE}"
             )
     return rules
 

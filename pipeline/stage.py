@@ -96,10 +96,10 @@ class Runtime:
     """What a task takes to be computed and summed up besides its settings and inputs."""
 
     label: str  # its target as printed
-    statistics: Resampling  # the bootstrap's settings
+    statistics: Resampling  # the bootstrap's settings; in the task's, too, where content has them
     # those that it loads: a target alone, or a target and its drafter
     models: tuple[ModelSpec, ...] = ()
-    rules: tuple[Rule, ...] = ()  # those that its settings describe
+    rules: tuple[Rule, ...] = ()  # those that its settings, or those of its inputs, describe
     methods: tuple[Method, ...] = ()  # likewise
     extra: Json = field(default_factory=dict)  # paths, and what else one stage needs, by name
 
@@ -117,7 +117,7 @@ class Task:
     label: str  # printed, and in the name of its directory
     settings: Json  # all that its content depends on besides its inputs, as JSON values
     inputs: Mapping[str, Task]  # the artifacts that it is made from, by name
-    runtime: Runtime  # what it takes besides, which no content depends on
+    runtime: Runtime  # what it takes besides: nothing that content depends on and settings lack
 
     @cached_property
     def key(self) -> str:

@@ -96,7 +96,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
             "whose lower end counts"
         )
     if any(limits(name)[0] in names for name in shown):
-        print("In brackets: intervals over prompts.")
+        print("In brackets: intervals over prompts (statistics.confidence).")
     for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
         print(note)
 

@@ -89,6 +89,7 @@ def test_the_report_has_the_name_of_its_study_and_of_a_model_of_ones_own():
     ("criteria", "message"),
     [
         ({}, "criteria has no rule"),
+        ({"mine": {"rule": "additive", "t": 0.1}, "t": 0.2}, r"criteria.t=0.2 is neither"),
         ({"mine": {"rule": "additve"}}, r"criteria.mine: rule='additve' .*did you mean additive"),
         ({"a": {"rule": "greedy"}, "b": [{"rule": "greedy"}]}, "greedy is given twice"),
         ({"mine": {"rule": "additive", "t": []}}, r"criteria.mine: t=\[\]: give a value, or"),
