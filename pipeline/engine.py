@@ -3,7 +3,7 @@
 BASE is a run of a server without drafts, each SPEC one of the same server with drafts. A run is a
 file of answers that ``pipeline.ask`` saved, or that an OpenAI-compatible server gave, or a page of
 /metrics. Prints acceptance by position, tokens per pass, what a step costs, the speed with its
-interval, and the recommended draft length. Of a single file: what it counts.
+interval, and the recommended draft length. For a single file it prints the counts.
 
 With the study that was asked (``study=mini target=mini_large drafter=mini``, for prompt look-up
 ``drafter=none decoding.lookup_match=earliest``) it also checks each SPEC, and ends with status 1
