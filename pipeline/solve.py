@@ -80,7 +80,7 @@ def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str])
         named = {name: row[name] for name in ("target", "rule")}
         named["of"] = whose[row.get("kind", "needed")]
         low, high = (row[name] for name in limits(value))
-        text = f"{row[value]:.4g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
+        text = f"{row[value]:.4g}" + (f" [{low:.4g}, {high:.4g}]" if low < high else "")
         cell = UNDEFINED if math.isnan(row[value]) else text
         wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
     return list(wide.values())

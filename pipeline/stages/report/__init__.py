@@ -107,7 +107,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=44,
+    version=45,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
