@@ -1,6 +1,6 @@
 """Solves for the t, alpha, theta or m that reaches a goal; prints guaranteed tokens per call.
 
-``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
+``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=3`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the solved settings of
 `solve.rules`, and of the other tables the rows of the first rule; a CSV file has every row.

@@ -125,7 +125,8 @@ def relax_table(
     caption = (
         "Along the target's own text. Certified: the share of steps at which the drafter's KL "
         "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
-        "the target's choice; given up: the target's probability lost per step."
+        "the target's choice; given up: the target's probability lost per step. vLLM and llama.cpp "
+        "run no relaxed rule; docs/decoding.md names the engines that do."
     )
     named = data.assign(rule=data["rule"].map(results.names))
     shown = indexed(named, columns, ["rule"])
@@ -257,7 +258,7 @@ def log_advice(target: Target) -> Advice:
     """Return the verdict on the target of an engine's log: what it answers, and what it can't."""
     relax = (
         "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
-        "target's first choice alone. SGLang, TensorRT-LLM and Medusa have rules that can be set; "
+        "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "
         "which setting certifies stands below."
     )
     long = (
