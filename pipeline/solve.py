@@ -1,6 +1,6 @@
 """Solves for the t, alpha, theta or m that reaches a goal; prints guaranteed tokens per call.
 
-``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
+``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=3`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the solved settings of
 `solve.rules`, and of the other tables the rows of the first rule; a CSV file has every row.
@@ -80,7 +80,7 @@ def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str])
         named = {name: row[name] for name in ("target", "rule")}
         named["of"] = whose[row.get("kind", "needed")]
         low, high = (row[name] for name in limits(value))
-        text = f"{row[value]:.4g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
+        text = f"{row[value]:.4g}" + (f" [{low:.4g}, {high:.4g}]" if low < high else "")
         cell = UNDEFINED if math.isnan(row[value]) else text
         wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
     return list(wide.values())

@@ -81,8 +81,11 @@ def advise(
     """
     drafted = pd.DataFrame() if speeds is None else speeds[speeds["drafter"] != "none"]
     if drafted.empty:
-        how = f" Run `{command} stage=decoding`." if command and drafter else ""
-        text = f"Not measured for {target}: nothing was decoded with a drafter and timed.{how}"
+        text = f"Not measured for {target}: nothing was decoded with a drafter and timed."
+        if not drafter:
+            text = f"No drafter was given for {target}: certificates only."
+        elif command:
+            text += f" Run `{command} stage=decoding`."
         return Advice(target, UNTIMED, text, [])
     runnable = drafted["lossless"] & (drafted["engine"] != "")
     temperature = (drafted[runnable] if runnable.any() else drafted)["temperature"].min()
@@ -105,7 +108,9 @@ def advise(
         if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
     ]
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
-    together = f"; intervals of all {len(methods)} methods together" if len(methods) > 1 else ""
+    together = (
+        f"; intervals hold for all {len(methods)} timed methods at once" if methods[1:] else ""
+    )
     verdict = _verdict(target, drafter, best, outcome, doubt)
     sentence = f"{verdict} ({prompts} prompts, {how}{together})."
     return Advice(target, outcome, sentence, beside, of_drafters)
@@ -190,9 +195,12 @@ def _relaxed(
                 f"{when}: {name} was {speed}. It gives up {run['nats_given_up']:.2g} nats per "
                 f"token. {right}."
             )
-    beaten = "not drafting" if lossless is None else "the lossless method"
-    none = [f"No relaxed rule was measurably faster than {beaten}."] if relaxed else []
-    return texts or none
+    if relaxed and not texts:
+        beaten = "not drafting" if lossless is None else method_in_words(lossless, drafter)
+        which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
+        fastest = f"{method_in_words(relaxed[0], drafter)}, was {speed_text(relaxed[0])}"
+        texts = [f"No relaxed rule was measurably faster than {beaten}. {which}, {fastest}."]
+    return texts
 
 
 def method_in_words(run: Run, drafter: str) -> str:

@@ -83,7 +83,7 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
         "in this project's loop, one request at a time; acceptance carries over to an engine, "
-        "speed does not. Tokens per call: per pass of the target, its own included. "
+        "speed does not. Tokens per call: per pass of the target, with the target's own token. "
         "Accepted: of the drafter's first choices along the target's text; of look-up, of the "
         "tokens it drafted. γ: drafted tokens per call."
     )
@@ -125,7 +125,8 @@ def relax_table(
     caption = (
         "Along the target's own text. Certified: the share of steps at which the drafter's KL "
         "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
-        "the target's choice; given up: the target's probability lost per step."
+        "the target's choice; given up: the target's probability lost per step. vLLM and llama.cpp "
+        "run no relaxed rule; docs/decoding.md names the engines that do."
     )
     named = data.assign(rule=data["rule"].map(results.names))
     shown = indexed(named, columns, ["rule"])
@@ -164,13 +165,12 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
     caption = (
         "What holds for every drafter whose KL stays within the bound above each column, and the "
-        f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does)."
+        f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does). Tokens "
+        "per call: drafts of any length, without each answer's first token, which Table 5 counts."
     )
     if results.drafter:
-        caption += (
-            f" {results.drafter} is not within that KL at every step, so what it reaches may lie "
-            "below the guarantee."
-        )
+        drafter = f"{results.drafter}, which is not within that KL at every step"
+        caption += f" The guarantee does not apply to {drafter}."
     title = f"Which setting certifies {100 * SHARE:g} % of the steps?"
     shown = shown.rename_axis(index=["target", "Guarantee"])
     shown = shown if len(targets) > 1 else shown.droplevel("target")
@@ -182,20 +182,18 @@ def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     if StrictGreedy() not in target.certificates:
         return []
     certified = target.certificates[StrictGreedy()][0] > eps
-    share, per_call = "{} of the steps", "{} tokens per call, drafts of any length"
-    rows = [
-        ("Strict greedy certifies", certified.mean(), share),
-        ("and guarantees", _least(certified, target), per_call),
-    ]
+    rows = {
+        "Strict greedy certifies, of the steps": (certified.mean(), percent_text),
+        "Strict greedy guarantees, tokens per call": (_least(certified, target), number_text),
+    }
     if target.kl is not None:
+        within, drafter = (target.kl <= eps).mean(), results.drafter
         reached = _statistics(results)[target.label, GREEDY, "measured_per_call"][0]
-        within = (target.kl <= eps).mean()
-        rows += [(f"{results.drafter} is within that KL at", within, share)]
-        rows += [("and reaches", reached, per_call)]
+        rows[f"{drafter} is within that KL, of the steps"] = (within, percent_text)
+        rows[f"{drafter} reaches, tokens per call"] = (reached, number_text)
     return [
-        {"quantity": name, "value": float(value)}
-        | {"text": text.format((percent_text if text == share else number_text)(value))}
-        for name, value, text in rows
+        {"quantity": name, "value": float(value), "text": text(value)}
+        for name, (value, text) in rows.items()
     ]
 
 
@@ -219,10 +217,11 @@ def _solved(target: Target, eps: float) -> list[Row]:
         end = "least" if searched.value(last) > searched.value(rule) else "most"
         digits = 0 if isinstance(rule.parameters[parameter], int) else 4
         ends = found.value, found.ci_low, found.ci_high  # NaN: a limit lies beyond the range
+        strictest = ends == (searched.value(rule),) * 3
         rows.append(
             {
                 "quantity": f"{SEARCHED[rule.name]}{''.join(fixed)}: {symbol(parameter)} at {end}",
-                "text": interval_text(*ends, digits=digits),
+                "text": "any" if strictest else interval_text(*ends, digits=digits),
                 **dict(zip(("value", "ci_low", "ci_high"), ends, strict=True)),
             }
         )
@@ -259,7 +258,7 @@ def log_advice(target: Target) -> Advice:
     """Return the verdict on the target of an engine's log: what it answers, and what it can't."""
     relax = (
         "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
-        "target's first choice alone. SGLang, TensorRT-LLM and Medusa have rules that can be set; "
+        "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "
         "which setting certifies stands below."
     )
     long = (

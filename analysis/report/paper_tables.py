@@ -133,8 +133,10 @@ def run_length_table(results: Results, index: int) -> Table:
         f"table{number}",
         f"Table {number}: certifiable acceptance length, {target}",
         f"Mean certifiable acceptance length for {target}, as a function of the bound ε on the KL "
-        "in nats. The paper defines this length in three ways, all shown; its printed cells "
-        "decode as the first. ≥: a lower bound, as answers end; >100: above the paper's cap.",
+        "in nats. The paper defines this length in three ways, all shown; its printed values "
+        "match the first, in which each answer's first token counts. ≥: a lower bound, as answers "
+        "end (from a random position at most (n + 1)/2 of n ≤ 100 tokens); >100: above the paper's "
+        "cap.",
         data.assign(published=published),
         printed_cells.rename(index=results.names, level="rule").rename_axis(
             index=["", "Criterion"]
@@ -191,8 +193,7 @@ def _without_m(rule: Rule) -> str:
     """Return the name of a rule's row in Table 4, which holds all its m."""
     if type(rule) is TopMAdditive:
         return f"{rule.t:g}"
-    others = (f"{symbol(name)} = {x}" for name, x in rule.parameters.items() if name != "m")
-    return ", ".join([rule.name, *others])
+    return " ".join(word for word in rule.label.split() if not word.startswith("m="))
 
 
 def _certificates(

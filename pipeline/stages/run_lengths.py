@@ -66,7 +66,7 @@ STAGE = Stage(
         "data": {
             "rule": Column("string", "label of the rule"),
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
-            "estimator": Column("string", "per_call, mean_run, random_100"),
+            "estimator": Column("string", "per_call, mean_run or random_100: docs/method.md"),
             "value": Column("float64", "tokens, from lower"),
             **INTERVAL,
             **CUT,

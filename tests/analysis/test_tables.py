@@ -171,7 +171,7 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table():
     for name, count in (("table2", 2), ("table3", 2), ("table5", 6), ("table6", 6), ("table7", 0)):
         assert found[name].shown.index.get_level_values(-1).tolist().count("Confident") == count
     four = found["table4"].shown
-    name = next(name for name in four.index if name.endswith("α = 0.3"))
+    name = next(name for name in four.index if name.endswith("alpha=0.3"))
     assert pd.isna(four.loc[name, (TARGETS[0], "m = 2")])
     assert four.loc[name, (TARGETS[0], "m = 4")].startswith("0.")
 

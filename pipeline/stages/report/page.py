@@ -41,7 +41,8 @@ def page_files(
     targets, sources, results = content.targets, content.sources, content.results
     pairs = zip(content.answered, content.accuracies, strict=True)
     scores = {answered.target: losses(table) for answered, table in pairs}
-    advice = [_advised(content, at, scores) for at in range(len(targets))]
+    command = f"python -m pipeline study={content.task.label}"
+    advice = [_advised(content, at, scores, command) for at in range(len(targets))]
     methods = first_screen.methods_table(advice, results)
     tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
     relax = first_screen.relax_table(results, tried, scores)
@@ -57,6 +58,7 @@ def page_files(
     page = environment.get_template("page.html").render(
         css=(WEB / "page.css").read_text(encoding="utf-8"),
         study=content.task.settings,
+        command=command,
         drafter=results.drafter,
         targets=targets,
         advice=advice,
@@ -84,7 +86,7 @@ def page_files(
     return own
 
 
-def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame]) -> Advice:
+def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame], command: str) -> Advice:
     source, target, settings = content.sources[at], content.targets[at], content.task.settings
     if "log" in source.tasks["distributions"].settings:
         return first_screen.log_advice(target)
@@ -102,7 +104,7 @@ def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame]) -> A
         scores.get(target.label),
         settings["margin"] or 0.0,  # of answers that were scored
         busy=busy,
-        command=f"python -m pipeline study={content.task.label}",
+        command=command,
     )
 
 
