@@ -19,7 +19,7 @@ from pipeline.hub import Identity
 from pipeline.methods import Method, method_entries
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.stage import Artifact, Json, ModelSpec, Out, Runtime, Task
+from pipeline.stage import Artifact, Json, ModelSpec, Out, Runtime, Stage, Task
 from pipeline.stages import decoding, distributions, drafts, prompts
 from pipeline.store import Store
 
@@ -181,6 +181,11 @@ def decoding_node(
     settings["methods"] = [method_entries(method) for method in methods]
     runtime = replace(RUNTIME, models=(target, drafter), methods=tuple(methods))
     return Task(decoding.STAGE, target.key.partition(".")[2], settings, {}, runtime)
+
+
+def planned(stage: Stage, label: str, settings: Json) -> Task:
+    """A task of one model's artifacts without anything else."""
+    return Task(stage, label, settings, {}, RUNTIME)
 
 
 def built(task: Task, root: Path) -> Artifact:
