@@ -42,16 +42,13 @@ def contents(outputs):
     return {path: path.read_text() for path in outputs.glob("artifacts/*/[!.]*/record.json")}
 
 
-def test_the_report_has_the_papers_files_named_and_with_short_captions(small_study):
+def test_the_report_has_the_papers_files_and_names_them(small_study):
     report = small_study.outputs / "report" / "mini"
     files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "README.md").read_text())
     papers = {f"tables/table{number}.csv" for number in range(1, 7)}
     assert papers | {f"figures/figure{number}.pdf" for number in range(1, 6)} <= set(files)
     assert [file for file in files if not (report / file).is_file()] == []
     assert unnamed(report) == []
-    for path in report.rglob("*.tex"):
-        (caption,) = re.findall(r"\\caption\{(.*)\}\n", path.read_text())
-        assert len(caption) <= 3 * 130, path.name
 
 
 def test_again_computes_nothing_and_loads_nothing_heavy(small_study):

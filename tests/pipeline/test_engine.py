@@ -258,19 +258,6 @@ def test_the_recommendation_is_the_fastest_length(tmp_path, capsys):
     assert "no drafts: num_speculative_tokens = 4: 0.50 times" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["vllm_alone.after.txt", "vllm_draft.after.txt"],
-         [r"2\.592 +5\.62 passes +0\.46 times",
-          r"num_speculative_tokens = 4: 0\.46 times; 3 was not measured, ask with 3 next"]),
-        (["llama_ngram.jsonl.gz"], [r"168 of 284 +1,410 +1,242 +1\.135", "for the speed"]),
-        (["llama_alone.jsonl.gz", "llama_ngram.jsonl.gz", "decoding.draft_length=4"],
-         [r"--spec-draft-n-max = 4: 1\.07 times \[0\.95, 1\.20\] \(not sure: .* holds 1\); 5"]),
-    ],
-)  # fmt: skip
-def test_what_the_screen_says_of_samples(words, shown, capsys):
-    """Pages alone; a single file; llama.cpp's own clock."""
-    engine.main([word if "=" in word else str(SAMPLES / word) for word in words])
-    screen = capsys.readouterr().out
-    assert all(re.search(part, screen) for part in shown)
+def test_one_file_alone_is_counted(capsys):
+    engine.main([str(SAMPLES / "llama_ngram.jsonl.gz")])
+    assert re.search(r"168 of 284 +1,410 +1,242 +1\.135", capsys.readouterr().out)

@@ -2,7 +2,6 @@
 
 import shutil
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -88,20 +87,6 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
     assert len(sweep_figure(table, ["drafter"]).axes) == 4  # shares, tokens, speed, cost
-
-
-def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words():
-    rows = [
-        {"target": target, "criteria.m": m, "criteria.t": t, "rule": f"m={m} t={t}", "p5": m * t}
-        for target, m, t in product(("large", "small"), (2, 4), (0.1, 0.2, 0.3))
-    ]
-    table = pd.DataFrame(rows)
-    figure = sweep_figure(table, ["criteria.m", "criteria.t"])
-    for axis in figure.axes:
-        assert axis.get_xlabel() == "m"
-        drawn = {str(bars.get_label()): bars[0].get_ydata(orig=False) for bars in axis.containers}
-        assert list(drawn) == ["t = 0.1", "t = 0.2", "t = 0.3"]
-        np.testing.assert_allclose([*drawn.values()], np.outer([0.1, 0.2, 0.3], [2, 4]))
 
 
 def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path):
