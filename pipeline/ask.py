@@ -2,13 +2,13 @@
 
 ``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, or of llama.cpp's server. Prompts
 are those of stage prompts (made if they are missing), the length of answers is
-`distributions.steps`, and temperature and seed are those of `distributions`. Keys of
-its own: ask.log_probs (how many per token; 0: token ids only), ask.model, ask.concurrent (requests at
-once), ask.timeout (seconds for a whole answer), ask.name. A server's key is that in OPENAI_API_KEY.
+`distributions.steps`, and temperature and seed are those of `distributions`. Keys of its own:
+ask.log_probs (how many per token; 0: token ids only), ask.model, ask.concurrent (requests at once),
+ask.timeout (seconds for a whole answer), ask.name. A server's key is that in OPENAI_API_KEY.
 
-Writes below outputs/answers: NAME.jsonl, which `pipeline.engine` and `study=log` read; NAME.json, how
-it was asked; and the server's page of /metrics before and after the requests.
-If it is stopped, run the same command again: it goes on with the prompts without an answer.
+Writes below outputs/answers: NAME.jsonl, which `pipeline.engine` and `study=log` read; NAME.json,
+how it was asked; and the server's page of /metrics before and after the requests. If it is stopped,
+run the same command again: it goes on with the prompts without an answer.
 """
 
 from __future__ import annotations

@@ -43,12 +43,12 @@ class SmallStudy:
     printed: str
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Those of the small study first: one worker gets them all, and no other waits for it."""
     items.sort(key=lambda item: "small_study" not in getattr(item, "fixturenames", ()))
 
 
-def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def pipeline(*arguments, check=True):
     """Run ``python -m pipeline`` in this process; return its status, and what it printed."""
     out, status = StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):

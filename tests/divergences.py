@@ -7,18 +7,10 @@ token of probability zero. Divergences are in nats.
 from types import SimpleNamespace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_softmax as scipy_log_softmax
-from scipy.special import xlogy
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-STOCHASTIC = ("erss_acceptance", "harmonic_mean")  # known at the temperature of the answers
 
 
-def compare_logits(
-    target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
-) -> SimpleNamespace:
+def compare_logits(target_logits, draft_logits):
     """The columns of stage drafts, (N,) each; ranks are 1-based, ties go against the drafter."""
     p, q = log_softmax(target_logits), log_softmax(draft_logits)
     token, rank = drafted_token(target_logits, draft_logits)
@@ -27,7 +19,6 @@ def compare_logits(
         tv=total_variation(p, q),
         erss_acceptance=erss_acceptance(p, q),
         harmonic_mean=harmonic_mean(p, q),
-        draft_entropy=-xlogy(np.exp(q), np.exp(q)).sum(axis=1),
         draft_token_id=token,
         draft_rank=rank,
         draft_log_prob=np.take_along_axis(p, token[:, None], axis=1)[:, 0],
@@ -35,12 +26,12 @@ def compare_logits(
     )
 
 
-def log_softmax(logits: NDArray[np.floating]) -> Floats:
+def log_softmax(logits):
     """Return the (N, V) log-probabilities of logits."""
     return np.asarray(scipy_log_softmax(np.asarray(logits, dtype=np.float64), axis=1))
 
 
-def kl(log_p: Floats, log_q: Floats) -> Floats:
+def kl(log_p, log_q):
     """Return KL(p||q) = sum q phi(p/q - 1), phi(u) = (1+u) log(1+u) - u.
 
     No term is negative, so nothing cancels where p and q nearly agree. With d = log(p/q),
@@ -53,18 +44,18 @@ def kl(log_p: Floats, log_q: Floats) -> Floats:
     return np.asarray(np.where(p == 0, q, np.where(q == 0, np.inf, terms)).sum(axis=1))
 
 
-def total_variation(log_p: Floats, log_q: Floats) -> Floats:
+def total_variation(log_p, log_q):
     """Return half the sum of |p - q|; 1 - it is the acceptance of speculative sampling."""
     return np.asarray(np.abs(np.exp(log_p) - np.exp(log_q)).sum(axis=1) / 2)
 
 
-def harmonic_mean(log_p: Floats, log_q: Floats) -> Floats:
+def harmonic_mean(log_p, log_q):
     """Return the sum of p q / (p + q): equation (10) of arXiv 2504.15475."""
     p, q = np.exp(log_p), np.exp(log_q)
     return np.asarray((p * q / np.maximum(p + q, 1e-300)).sum(axis=1))
 
 
-def erss_acceptance(log_p: Floats, log_q: Floats) -> Floats:
+def erss_acceptance(log_p, log_q):
     """Return the probability that one exponential race has the same winner under p and q.
 
     sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (arXiv 2504.15475, Lemma C.2). With the tokens
@@ -79,9 +70,7 @@ def erss_acceptance(log_p: Floats, log_q: Floats) -> Floats:
     return np.asarray(np.where((p > 0) & (q > 0), p * q / np.maximum(below, 1e-300), 0).sum(axis=1))
 
 
-def drafted_token(
-    target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
-) -> tuple[Integers, Integers]:
+def drafted_token(target_logits, draft_logits):
     """Return the drafter's argmax and its target rank, the worst of tied ones, (N,) each."""
     order = np.argsort(-np.asarray(target_logits), axis=1, kind="stable")
     ranked = np.take_along_axis(draft_logits, order, axis=1)
@@ -89,9 +78,7 @@ def drafted_token(
     return np.take_along_axis(order, last[:, None], axis=1)[:, 0], 1 + last
 
 
-def argmax_rank(
-    target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
-) -> Integers:
+def argmax_rank(target_logits, draft_logits):
     """Return the rank of the target's argmax under q, the worst under ties.
 
     1 + #{v != x0 : q(v) >= q(x0)}; of several target argmaxima, x0 is that of the lowest id.

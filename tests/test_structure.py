@@ -17,19 +17,11 @@ def files(folder):
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-class _Typing(ast.NodeTransformer):
-    """Leaves out what is imported for type checkers only."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
-
-
 @cache
-def imported(path, typing=True):
-    """All names that a file imports, at any depth; those for type checkers only with `typing`."""
+def imported(path):
+    """All names that a file imports, at any depth."""
     found = set()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree if typing else _Typing().visit(tree)):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -78,23 +70,3 @@ def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path):
 def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def graph():
-    """Which module of the project imports which, at any depth of its code."""
-    paths = {module_of(path): path for folder in ALLOWED for path in files(folder)}
-
-    def used(name):
-        typing = name.startswith("pipeline")  # where not even types make a circle
-        found = (imported(paths[name], typing) & set(paths)) - {name}
-        # `from package import module` is an import of the module
-        return {one for one in found if not any(more.startswith(f"{one}.") for more in found)}
-
-    return {name: used(name) for name in paths}
-
-
-def test_no_modules_import_each_other_in_a_circle():
-    found = graph()
-    while free := {name for name, used in found.items() if not used & set(found)}:
-        found = {name: used - free for name, used in found.items() if name not in free}
-    assert not found

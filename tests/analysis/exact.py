@@ -1,25 +1,19 @@
 """Exact enumeration: a function that takes random numbers, run on every outcome, in fractions."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Hashable
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-Fork = Callable[[Fraction], bool]
 
-
-def outcomes(run: Callable[[Fork], Hashable]) -> Counter[Any]:
+def outcomes(run):
     """The exact law of what `run` returns: it is run once for every sequence of answers of `fork`.
 
     `fork(probability)` is True with this probability. Where both answers are possible, the run
     goes on with True, and another run is noted that answers False there.
     """
-    law: Counter[Any] = Counter()
-    scripts: list[tuple[bool, ...]] = [()]
+    law = Counter()
+    scripts = [()]
     while scripts:
         answers = Answers(scripts.pop())
         law[run(answers.fork)] += answers.weight
@@ -30,13 +24,13 @@ def outcomes(run: Callable[[Fork], Hashable]) -> Counter[Any]:
 class Answers:
     """The answers of one run: those of a script first, True after them."""
 
-    def __init__(self, script: tuple[bool, ...]) -> None:
+    def __init__(self, script):
         self._script = script
-        self._given: tuple[bool, ...] = ()
+        self._given = ()
         self.weight = Fraction(1)
-        self.others: list[tuple[bool, ...]] = []
+        self.others = []
 
-    def fork(self, probability: Fraction) -> bool:
+    def fork(self, probability):
         at = len(self._given)
         answer = at >= len(self._script) or self._script[at]
         if at >= len(self._script):
@@ -49,14 +43,14 @@ class Answers:
 class Uniform:
     """A uniform number in [0, 1) of which only comparisons are known: each narrows it exactly."""
 
-    def __init__(self, fork: Fork) -> None:
+    def __init__(self, fork):
         self._fork = fork
         self._low, self._high = Fraction(0), Fraction(1)
 
-    def __mul__(self, factor: Fraction) -> Scaled:
+    def __mul__(self, factor):
         return Scaled(self, Fraction(factor))
 
-    def below(self, value: Fraction) -> bool:
+    def below(self, value):
         if value >= self._high:
             return True
         if value <= self._low:
@@ -69,30 +63,30 @@ class Uniform:
 class Scaled:
     """A uniform number times a factor of at least 0."""
 
-    def __init__(self, uniform: Uniform, factor: Fraction) -> None:
+    def __init__(self, uniform, factor):
         self._uniform, self._factor = uniform, factor
 
-    def __lt__(self, value: Fraction | Scaled) -> bool:
+    def __lt__(self, value):
         if isinstance(value, Scaled):  # numpy's search compares what it looks for with itself
             return False
         if self._factor == 0:
             return value > 0
         return self._uniform.below(Fraction(value) / self._factor)
 
-    def __gt__(self, value: Fraction | Scaled) -> bool:
+    def __gt__(self, value):
         return not isinstance(value, Scaled) and not self < value  # equality has no probability
 
 
-def exact(values: Any) -> np.ndarray:
+def exact(values):
     """An array of fractions."""
     array = np.array(values, dtype=object)
     return np.vectorize(Fraction, otypes=[object])(array)
 
 
-def distributions(seed: int, size: int) -> Callable[[tuple[int, ...]], np.ndarray]:
+def distributions(seed, size):
     """Small rational distributions (size,) by what came before, with zeros and ties."""
 
-    def row(text: tuple[int, ...]) -> np.ndarray:
+    def row(text):
         generator = np.random.default_rng([seed, size, len(text), *text])
         weights = generator.integers(0, 4, size)  # 0, 1, 2, 3
         weights[generator.integers(size)] += 1

@@ -1,7 +1,6 @@
 """Rules: their configuration, their counts by enumeration, and rules by users."""
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -64,8 +63,6 @@ def test_accepts_by_rank_by_probability_and_for_trees():
         ({"rule": "additive"}, "rule additive: the key 't' is missing"),
         ({"rule": "absolute", "thta": 0.1}, r"'thta' is not known \(did you mean theta\?\)"),
         ({"rule": "additive", "t": 1.5}, "t=1.5 is not allowed"),
-        ({"rule": "additive", "t": "1"}, "t='1' is not allowed"),
-        ({"rule": "tree", "m": 0}, "m=0 is not allowed"),
         ("greedy", "'greedy' is not a rule"),
         ({"_target_": "no_such_module.Mine"}, "_target_=no_such_module.Mine cannot be imported"),
         ({"_target_": "os.getcwd"}, "_target_=os.getcwd is no rule"),
@@ -83,12 +80,6 @@ def test_configuration_round_trip_and_grids():
         assert build(json.loads(json.dumps(to_mapping(rule)))) == rule
     assert Typical(0.1, 0.09).label == "typical eps0=0.1 delta0=0.09"  # as published
     assert Additive(1).label == "additive t=1"
-
-
-def test_engines_rules_say_where_they_are_defined():
-    text = (ROOT / "conf/criteria/engines.yaml").read_text()
-    rules = expand(yaml.safe_load(text)["engines"])
-    assert text.count("# Differs:") == text.count("Defined in") == len(rules) == 3
 
 
 NEEDED = {StrictGreedy(): 2, Mars(0.9): 3, TopMAdditive(3, 0.1): 4, TopMMultiplicative(3, 0.5): 4}
@@ -162,11 +153,9 @@ class Writing(Rule):
     ("rule", "message"),
     [
         (Own(None), "None: give a Cut, or accepted_count"),
-        (Own(Cut(slope=math.nan)), "slope=nan"),
         (Own(Cut(max_rank=np.array([1, 2, 3]))), "max_rank=array"),
         (Own(Cut(max_rank=9)), "minimum_k must be 10; K=3"),
         (Counting(np.array([1.9])), r"one integer a step, in \[1, 6\]"),
-        (Counting(np.array([0])), r"one integer a step, in \[1, 6\]"),
         (Accepting("x"), "accepts must give one boolean a step"),
         (Writing(), "raised ValueError: assignment destination is read-only"),
         (Counting(KeyError("x")), "raised KeyError: 'x'$"),

@@ -12,7 +12,6 @@ from analysis.report.paper_figures import survival_figure
 from analysis.report.results import Target
 from analysis.report.style import render
 from analysis.rule_config import expand
-from analysis.rules import Additive
 from analysis.statistics.bootstrap import PromptBootstrap
 
 from . import test_decoding_metrics
@@ -72,15 +71,6 @@ def test_figures_2_to_4_end_behind_log_2_and_figure_5_behind_its_trees():
     for number, ceiling in ((2, math.log(2)), (3, math.log(2)), (4, math.log(2)), (5, 2.197)):
         for axis in drawn(number).axes:
             assert axis.get_xlim() == (0, pytest.approx(1.06 * ceiling, rel=1e-3))
-
-
-class Looser(Additive):
-    """A user's rule that derives from one of the paper's."""
-
-
-def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote():
-    for number, rule in ((3, Looser(0.1)), (5, RULES[0]), (2, RULES[1])):
-        assert survival_figure(number, [target([rule])]) is None
 
 
 def test_mars_accepts_ranks_one_and_two_in_its_zone_only():

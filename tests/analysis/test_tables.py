@@ -170,19 +170,6 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table():
     found = tables_of(measure([*RULES, Confident(alpha=0.3, m=4), Confident(alpha=0.2, m=4)]))
     for name, count in (("table2", 2), ("table3", 2), ("table5", 6), ("table6", 6), ("table7", 0)):
         assert found[name].shown.index.get_level_values(-1).tolist().count("Confident") == count
-    four = found["table4"].shown
-    name = next(name for name in four.index if name.endswith("alpha=0.3"))
-    assert pd.isna(four.loc[name, (TARGETS[0], "m = 2")])
-    assert four.loc[name, (TARGETS[0], "m = 4")].startswith("0.")
-
-
-def test_a_grid_of_other_values_is_shown_in_table_2():
-    """Of a family without the paper's values all values, and all rules of a study without any."""
-    others = expand([{"rule": "additive", "t": [0.15, 0.25]}, {"rule": "mars", "theta": 0.5}])
-    both = expand([{"rule": "additive", "t": [0.1, 0.15]}])
-    for rules, shown in ((others, others), (both, both[:1])):
-        found = tables_of(measure(rules))["table2"].shown.index.tolist()
-        assert found == [rule.title for rule in shown]
 
 
 def test_methods_are_compared_by_the_source_of_their_prompts():

@@ -63,15 +63,6 @@ def random_head(target, drafted=None):
     return HiddenDrafter(target, head, projection, LAYERS, "head", drafted, target.vocab_size)
 
 
-def weights_of(model):
-    """The weights of a random head, in bfloat16."""
-    weights = model.head.state_dict() | {"lm_head.weight": model.projection.weight}
-    weights = {name: value.bfloat16() for name, value in weights.items()}
-    if model.drafted is not None:
-        weights["d2t"] = model.drafted - torch.arange(len(model.drafted))
-    return weights
-
-
 def random_weights(target, layers=3, *, ids=IDS, fc_norm=False, embedding=False):
     """Weights of a head that reads so many hidden states."""
     generator = torch.Generator().manual_seed(7)

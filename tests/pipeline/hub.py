@@ -217,11 +217,6 @@ def flipped(answer):
     answer.body = answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
 
 
-def no_commit(answer):
-    """A hub that tells something else than a commit."""
-    answer.body = json.dumps(json.loads(answer.body) | {"sha": "../../../evil"}).encode()
-
-
 # --- the repositories of the paper's study --------------------------------------------------------
 
 

@@ -19,18 +19,17 @@ from tests.analysis.cases import stored_columns
 from tests.pipeline.tiny import drafts_of, publish, used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
+SAMPLED = 0.5  # temperature of the answers
 
 
-def drafts(root, z, w, sampled=0.5, deeper=(), **changed):
+def drafts(root, z, w, deeper=(), **changed):
     """Publish target logits z beside draft logits w, as the stage drafts does.
 
     `deeper` are the draft logits at depths 2, 3, ...
     """
-    sampling = {}
-    if sampled is not None:  # the laws of stochastic verification at that temperature
-        laws = divergences.compare_logits(z / sampled, w / sampled)
-        for name in ("tv", "erss_acceptance", "harmonic_mean"):
-            sampling[f"sampled_{name}"] = getattr(laws, name)
+    laws = divergences.compare_logits(z / SAMPLED, w / SAMPLED)
+    names = ("tv", "erss_acceptance", "harmonic_mean")
+    sampling = {f"sampled_{name}": getattr(laws, name) for name in names}
     schema = schema_with(sampling)
     depths = [vars(divergences.compare_logits(z, one)) for one in (w, *deeper)]
     stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
@@ -52,7 +51,7 @@ def drafts(root, z, w, sampled=0.5, deeper=(), **changed):
     }
 
     def write(out):
-        out.facts |= {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled}
+        out.facts |= {"vocab_size": VOCAB, "k": K, "sampled_temperature": SAMPLED}
         out.facts["certified_temperature"] = 1.0
         with out.writer("data", schema) as writer:
             writer.write_table(columns.table(values, schema))

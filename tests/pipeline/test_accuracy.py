@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding import answers
-from analysis.report.decoding import accuracy_sections
 from pipeline import harness_tasks
-from pipeline.decoding.artifacts import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
 from pipeline.models.tokens import chat_text, encode
@@ -257,20 +254,6 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(place, made):
     (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
     assert "accuracy/local" not in without.inputs
     assert without.settings["margin"] is None
-
-
-def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(made):
-    one = read_answered("wide", made[1])
-    table = answers.accuracy(one, *made[0].runtime.statistics, 0.05)
-    part, timed = accuracy_sections("narrow", [one], [table], 0.05, 0.95)
-    assert "methods that must not change answers changed none." in part.notes[0]
-    [found] = part.items
-    shown = found.shown.loc["all", ["lost, won", "changed"]]
-    assert shown.loc["Strict greedy"].tolist() == ["0, 0", "0.0 %"]
-    assert shown.loc["Additive (t = 0.6)", "changed"] not in ("0.0 %", "–")
-    assert set(found.shown.index.get_level_values(0)) == {*found.data["task"]}
-    assert (part.timed, timed.timed) == (False, True)
-    assert not any("speedup" in name or "seconds" in name for name in found.data)
 
 
 def test_answers_are_read_again_by_the_target(place, made):

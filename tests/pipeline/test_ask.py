@@ -230,8 +230,6 @@ def test_errors_name_the_address(outputs):
     }.items():
         with pytest.raises(SystemExit, match=message):
             ask.main([*arguments, *STUDY, f"outputs={outputs}"])
-    with serving(FakeServer("sglang")) as fake, pytest.raises(SystemExit, match="of sglang: give"):
-        run(fake, outputs, "other")
     refusal = pytest.raises(SystemExit, match=r"serves tiny: give ask\.model")
     with serving(FakeServer()) as fake, refusal:
         run(fake, outputs, "model", "ask.model=huge")

@@ -18,8 +18,7 @@ from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import noisy, stored_columns
 from tests.pipeline import heads
-from tests.pipeline.studies import planned
-from tests.pipeline.tiny import drafts_of, dump_of, publish, random_model, used
+from tests.pipeline.tiny import drafts_of, dump_of, planned, publish, random_model, used
 
 LAWS = ("tv", "erss_acceptance", "harmonic_mean")
 PAIR = ("kl", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")

@@ -228,16 +228,9 @@ def test_another_file_or_none_is_refused(packaged, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.skipif(not hub.SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
 def test_the_real_model():
-    """What is known of SmolLM2: its digits, its template, and that it continues a known text."""
+    """What is known of SmolLM2: its digits, and that it continues a known text."""
     tokenizer = load_tokenizer(str(hub.SMOLLM2), None, "k")
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
-    assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
     model = load_model(tiny.used(hub.SMOLLM2, "k"))
     ids = torch.tensor([tokenizer.encode("The capital of France is")])
     with torch.inference_mode():

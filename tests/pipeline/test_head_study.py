@@ -37,8 +37,8 @@ def overrides(folder):
     given = robustness.tiny_study(folder)
     target = load_model(tiny.used(folder / "target"))
     layers = {"fc_norm": True, "eagle_aux_hidden_state_layer_ids": heads.LAYERS}
-    for name, drafted in (("reduced", torch.arange(2, tiny.VOCABULARY, 2)), ("full", None)):
-        weights = heads.weights_of(heads.random_head(target, drafted))
+    for name, ids in (("reduced", torch.arange(2, tiny.VOCABULARY, 2)), ("full", None)):
+        weights = heads.random_weights(target, len(heads.LAYERS), ids=ids, fc_norm=True)
         heads.write(target, weights, folder / name, **layers)
     return [
         *(x for x in given if not x.startswith(("drafter", "decoding=", "+decoding"))),

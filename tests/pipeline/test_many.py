@@ -156,7 +156,6 @@ def test_every_stage_goes_to_other_processes():
 @pytest.mark.parametrize(
     ("there", "workers", "device", "threads", "share"),
     [
-        ({"CPU": 2}, None, "auto", None, (1, 2, 0)),
         ({"CPU": 2}, None, "auto", 1, (2, 1, 0)),
         ({"CPU": 16, "GPU": 4}, None, "auto", None, (4, 4, 1)),
         ({"CPU": 16, "GPU": 4}, 2, "cpu", None, (2, 8, 0)),

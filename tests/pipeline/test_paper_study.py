@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -41,8 +40,7 @@ def random_qwen3(name, folder):
     The drafter is the 1.7B with noise, so that some of what it drafts is accepted.
     """
     torch.manual_seed(max(MODELS[name], 1))
-    shape = SimpleNamespace(hidden_size=8, layers=2, intermediate_size=16, heads=2, kv_heads=1)
-    module = tiny.new_qwen3(shape, VOCABULARY)
+    module = tiny.new_qwen3(VOCABULARY, 8, 16, (2, 1))
     with torch.no_grad():
         for label, weight in module.named_parameters():
             if weight.ndim > 1:
@@ -108,6 +106,7 @@ def test_tables_1_to_6_and_figures_1_to_5(fetched):
     for at in range(1, 6):
         assert (place / f"figures/figure{at}.pdf").stat().st_size
         assert f"Figure {at}" in page
+    assert all(one.main in page for one in fetched.hub.repositories.values())  # commits
     table = pd.read_csv(place / "tables/table1.csv")
     assert {"Qwen3-1.7B", "Qwen3-4B"} <= set(table.to_numpy().ravel()) | set(table.columns)
     places = sorted((fetched.outputs / "artifacts/distributions").glob("qwen3*"))

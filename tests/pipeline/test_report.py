@@ -1,6 +1,5 @@
-"""Stage report: its files and page, their numbers, and that its inputs alone determine them."""
+"""Stage report on the small study: its page, and its numbers against what they come from."""
 
-import math
 import re
 
 import numpy as np
@@ -8,156 +7,56 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.judgement import Judgement
-from analysis.certificates.certify import certify
-from analysis.report import style
 from analysis.report.results import Target
-from analysis.rules import StrictGreedy
+from analysis.rules import Mars, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
-from pipeline.stages.report import page
-from pipeline.stages.report.inputs import margins_of
-from pipeline.store import Store
-from pipeline.stored import read_distributions
-from tests.pipeline.reading import page_links, page_text, unnamed
-from tests.pipeline.studies import COMMITS, MadeUp
+from pipeline.stages.report.inputs import margins_of, read_content
+from pipeline.study import Study
+from tests.pipeline.reading import page_links, page_text
 
-RULES = [
-    {"rule": "greedy"},
-    {"rule": "additive", "t": [0.1, 0.3]},
-    {"rule": "multiplicative", "alpha": [0.5]},
-    {"rule": "topm_additive", "m": [2, 4], "t": [0.1]},
-    {"rule": "typical", "eps0": 0.1, "delta0": 0.09},
-    {"rule": "mars", "theta": 0.9},
-    {"rule": "tree", "m": [2]},
-]
-LABELS = ["Qwen3-4B", "mini-small"]
-BROKEN = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
-NAMED = "a <script>window.broken = 1 <img src=x onerror='window.broken = 2'>"  # names have no "/"
-
-
-def build(root, labels=LABELS, rules=RULES, **made):
-    """A study and its report without pictures: to draw them takes most of a report's time."""
-    store = Store(root)
-    study = MadeUp(store, rules, **made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(style, "render", lambda *_: b"")
-        patch.setattr(page, "embedded", lambda _: "data:image/png,")
-        return study, store.get(study.report(labels, range(len(labels))))
+LABELS = {"mini_large": "mini-large", "mini_small": "mini-small"}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("report"))
+def study(small_study):
+    return Study(*small_study.overrides)
 
 
-def dump(made, at):
-    """The distributions of a target, by its number."""
-    return made.store.find(made.target(LABELS[at], at)[0])
+def table(small_study, name):
+    return pd.read_csv(small_study.outputs / f"report/mini/tables/{name}.csv")
 
 
-def test_every_file_is_shown_on_the_page_which_links_nothing(built):
-    _, report = built
-    assert {"bounds", "parts", "published", "table7"} <= set(report.facts["tables"])
-    assert unnamed(report.directory) == page_links(report.directory) == []
-
-
-def test_the_page_gives_the_set_up(built):
-    made, report = built
-    said, steps = page_text(report.directory), sum(made.lengths)
-    for row in (
-        f"| decoding steps | {steps} | {steps} |",
-        "| temperature of the answers (0: greedy) | 0 | 0 |",
-        "| thinking enabled | no | no |",
-        f"| its commit | {COMMITS['model'][:-1]}0 | {COMMITS['model'][:-1]}1 |",
-        f"| commit of that source | {COMMITS['prompts']} | {COMMITS['prompts']} |",
-    ):
-        assert row in said
-    assert "tokens of a prompt, at most: 384" in said  # what the paper does not state
-
-
-def test_numbers_come_from_the_certificates(built):
-    made, report = built
-    table = pd.read_csv(report.directory / "tables/table2.csv")
-    for at, label in enumerate(LABELS):
-        found = made.store.find(made.target(label, at)[1])  # the same artifact again
-        for rule in made.rules:
-            lower = found.read(columns=["lower"], rule=rule.label)["lower"].to_numpy()
-            rows = table[(table["target"] == label) & (table["rule"] == rule.label)]
-            if rows.empty:
-                continue
-            printed = rows.set_index("statistic")["value"]
+def test_numbers_come_from_the_certificates(small_study, study):
+    rows = table(small_study, "table2").set_index(["target", "rule", "statistic"]).sort_index()
+    shown = rows.index.get_level_values("rule")
+    for target, label in LABELS.items():
+        for rule in (rule for rule in study.rules if rule.label in shown):
+            lower = study.frame("certificates", target, rule.label)["lower"].to_numpy()
+            row = rows.loc[(label, rule.label, "mean")]
             mean = np.where(np.isinf(lower), rule.ceiling, lower).mean()
-            assert printed["mean"] == pytest.approx(mean, rel=1e-5)  # six digits are printed
-            assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lower).mean(), rel=1e-5)
+            assert row["value"] == pytest.approx(mean, rel=1e-5)  # six digits are printed
+            assert row["empty"] == pytest.approx(np.isinf(lower).mean(), rel=1e-5)
 
 
-def test_only_a_target_of_the_paper_is_beside_the_published(built):
-    made, report = built
-    table = pd.read_csv(report.directory / "tables/published.csv")
-    greedy = table[(table["row"] == "greedy") & (table["statistic"] == "mean")]
-    (line,) = greedy.to_dict("records")
-    distributions = read_distributions(dump(made, LABELS.index(line["target"])))
-    exact = certify(distributions, StrictGreedy()).lower.mean()
-    assert line["value"] == pytest.approx(exact, rel=1e-5)
+def test_probabilities_of_table_1(small_study, study):
+    rows = table(small_study, "table1").set_index(["target", "k", "statistic"])
+    for target, label in LABELS.items():
+        steps = study.artifact("distributions", target).read().to_pandas()
+        z = np.stack(steps["top_logits"]) - steps["logsumexp"].to_numpy()[:, None]
+        mean = np.exp(z[:, :3]).sum(axis=1).mean()
+        assert rows.loc[(label, 3, "mean"), "value"] == pytest.approx(mean, rel=1e-5)
+    assert set(rows.index.get_level_values("k")) == {1, 3, 5, 10, 25}
 
 
-def test_steps_at_which_mars_means_nothing_are_counted(built):
-    made, report = built
-    logits = [dump(made, at).read()["top_logits"].to_pylist() for at in (0, 1)]
-    counts = [sum(row[0] <= 0 for row in rows) for rows in logits]
-    assert min(counts) > 0
-    table = pd.read_csv(report.directory / "tables/table7.csv")
-    mars = table["rule"] == "mars theta=0.9"
-    assert sorted(table.loc[mars, "undefined"].unique()) == sorted(set(counts))
-    assert table.loc[~mars, "undefined"].isna().all()
-
-
-def test_probabilities_of_table_1(built):
-    made, report = built
-    rows = dump(made, 1).read().to_pylist()
-    top3 = [sum(math.exp(z - row["logsumexp"]) for z in row["top_logits"][:3]) for row in rows]
-    table = pd.read_csv(report.directory / "tables/table1.csv")
-    row = table[(table["target"] == LABELS[1]) & (table["k"] == 3)].set_index("statistic")
-    assert row.loc["mean", "value"] == pytest.approx(np.mean(top3), rel=1e-5)
-    assert set(table["k"]) == {1, 3, 5, 10}  # 12 tokens are stored
-
-
-@pytest.mark.thorough
-def test_two_builds_are_equal_byte_for_byte_and_name_no_place(built, tmp_path):
-    _, first = built
-    _, second = build(tmp_path)
-    files, again = (dict(report.record["files"]) for report in (first, second))
-    assert files.pop("index.html")  # which has the date
-    assert again.pop("index.html")
-    assert files == again
-    assert str(first.directory.parent.parent) not in (first.directory / "index.html").read_text()
-    for name in files:
-        if name.endswith(("csv", "tex", "md")):
-            text = (first.directory / name).read_text()
-            assert not re.search(r"\b20\d\d-\d\d-\d\d", text), name
-
-
-def test_names_and_prompts_are_text_whatever_their_characters(tmp_path):
-    """Never markup or formulas; every row keeps its cells, and what was escaped reads as given."""
-    label = r"9|$x$_<b>&amp;%#{a}\^~ *e* [k](u) `c`"
-    rules = [{"rule": "greedy"}, {"rule": "tree", "m": 2}]
-    _, report = build(tmp_path, [label, NAMED], rules, lengths=(20, 30), texts=2 * [BROKEN])
-    markup, said = (report.directory / "index.html").read_text(), page_text(report.directory)
-    assert markup.count("<script") == markup.count("</script") == 1
-    assert markup.count("<img") == markup.count('<img src="data:image/png')
-    assert f"Its prompt: {BROKEN}" in said.replace("\u00a0", " ")
-    assert said.count(label) > 10
-    for path in report.directory.glob("tables/*.tex"):
-        for line in [line for line in path.read_text().splitlines() if line.endswith(r"\\")]:
-            bare = re.sub(r"\\([&%$#_{}])", "", line)
-            assert bare.count("$") % 2 == bare.count("{") - bare.count("}") == 0, line
-            assert not set("|#_~") & set(re.sub(r"\$[^$]*\$", "", bare)), line
-
-
-def test_a_study_of_one_rule_has_a_report(tmp_path):
-    """A rule without a closed form leaves tables out, and nothing else."""
-    _, report = build(tmp_path, ["one"], [{"rule": "mars", "theta": 0.9}], lengths=(20, 30))
-    assert unnamed(report.directory) == []
-    assert (report.directory / "tables/table2.csv").is_file()
+def test_steps_at_which_mars_means_nothing_are_counted(study, monkeypatch):
+    """As if it meant nothing below p0 = 0.5: these models always have a positive logit."""
+    monkeypatch.setattr(Mars, "undefined", lambda _, dist: dist.top_probability < 0.5)
+    [task] = study.tasks["report"]
+    made = read_content(task, {name: study.store.find(of) for name, of in task.inputs.items()})
+    for target in made.targets:
+        count = int((target.dist.top_probability < 0.5).sum())
+        assert 0 < count < len(target.dist)
+        assert set(target.undefined.values()) == {count}
 
 
 def test_margins_are_certificates_less_kl():
@@ -179,6 +78,7 @@ def test_the_page_is_small_whole_and_names_no_place(small_study):
     assert len(text.encode()) < 1_500_000
     assert str(small_study.outputs) not in text
     assert page_links(place) == []
+    assert "| temperature of the answers (0: greedy) | 0.5 | 0.5 |" in page_text(place)
     pictures = {path.stem for path in place.rglob("figures/*.png")}
     assert text.count('src="data:image/png;base64,') == len(pictures)
     counts = r"0 of [\d,]+ certified decisions rejected, over [\d,]+ steps"
@@ -196,10 +96,10 @@ def test_the_verdict_of_the_page_is_the_one_beside_it(small_study):
     """It is printed as well at the end of the command."""
     place = small_study.outputs / "report/mini"
     text = page_text(place).replace("\u00a0", " ")
-    *blocks, table = (place / "timings/verdict.md").read_text().split("\n\n")
-    assert table in small_study.printed  # to paste: a row a target and drafter
-    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
-    assert {row[0].strip() for row in rows} == {"mini-large", "mini-small"}
+    *blocks, rows = (place / "timings/verdict.md").read_text().split("\n\n")
+    assert rows in small_study.printed  # to paste: a row a target and drafter
+    rows = [line.strip("|").split("|") for line in rows.splitlines()[2:]]
+    assert {row[0].strip() for row in rows} == {*LABELS.values()}
     for row in rows:  # without the target, which is a heading on the page
         assert f"|{'|'.join(row[1:])}|" in text
     assert len(blocks) == 2

@@ -1,7 +1,7 @@
 """Stage certificates, and the table of a sweep: both ends of what certificates leave open."""
 
 import shutil
-from itertools import product
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,23 +11,20 @@ from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
 from analysis.report.sweep_figure import sweep_figure
-from pipeline import sweeps
+from pipeline import stored, sweeps
 from pipeline.stages.report import summary
 from pipeline.store import Store
-from pipeline.stored import ROWS, read_distributions
-from tests.pipeline.studies import MadeUp
-
-RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
+from pipeline.study import Study
 
 
 def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bounds(
-    tmp_path, capsys
+    small_study, capsys
 ):
-    store = Store(tmp_path)
-    inputs = MadeUp(store, RULES).report(["T"], [0]).inputs
-    of_stages = [inputs["certificates/0"], inputs["run_lengths/0"]]
-    certified, lengths = (sweeps.summary_rows([task], [store.get(task)]) for task in of_stages)
-    capsys.readouterr()  # what the stages said
+    study = Study(*small_study.overrides)
+    certified, lengths = (
+        sweeps.summary_rows(study.tasks[name], [study.artifact(name, at) for at in study.targets])
+        for name in ("certificates", "run_lengths")
+    )
     sweeps.print_table(certified)
     printed = capsys.readouterr().out
     row = certified[1]
@@ -92,20 +89,6 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     assert len(sweep_figure(table, ["drafter"]).axes) == 4  # shares, tokens, speed, cost
 
 
-def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words():
-    rows = [
-        {"target": target, "criteria.m": m, "criteria.t": t, "rule": f"m={m} t={t}", "p5": m * t}
-        for target, m, t in product(("large", "small"), (2, 4), (0.1, 0.2, 0.3))
-    ]
-    table = pd.DataFrame(rows)
-    figure = sweep_figure(table, ["criteria.m", "criteria.t"])
-    for axis in figure.axes:
-        assert axis.get_xlabel() == "m"
-        drawn = {str(bars.get_label()): bars[0].get_ydata(orig=False) for bars in axis.containers}
-        assert list(drawn) == ["t = 0.1", "t = 0.2", "t = 0.3"]
-        np.testing.assert_allclose([*drawn.values()], np.outer([0.1, 0.2, 0.3], [2, 4]))
-
-
 def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path):
     for number in range(3):
         point(tmp_path, number, [f"criteria.t={number}"], [{"target": "large", "mean": 0.1}])
@@ -125,26 +108,25 @@ def test_a_failed_point_is_named_as_it_was_given(tmp_path, capsys):
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
 
 
-CERTIFIED = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}, {"rule": "tree", "m": 2}]
-
-
-def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path):
+def test_every_rule_is_read_over_the_same_steps_in_their_order(small_study, tmp_path, monkeypatch):
     """Of a dump that is certified in two chunks: a row group holds a rule and a chunk."""
-    store, lengths = Store(tmp_path), [128] * 64 + [9]
-    assert ROWS < sum(lengths) < 2 * ROWS
-    made = MadeUp(store, CERTIFIED, lengths=lengths)
-    dump, certificates = map(store.get, made.target("t", 0))
+    study = Study(*small_study.overrides)
+    for stage in ("prompts", "distributions"):
+        shutil.copytree(study.store.root / stage, tmp_path / stage)
+    dump = study.artifact("distributions", "mini_large")
+    steps = dump.read(columns=["prompt_id", "position"])
+    monkeypatch.setattr(stored, "chunks", partial(stored.chunks, rows=2 * len(steps) // 3))
+    certificates = Store(tmp_path).get(study.tasks["certificates"][0])
     with certificates.open("data") as file:
-        assert file.num_row_groups == 2 * len(made.rules)
-    wanted = certify(read_distributions(dump), made.rules)
-    for at, rule in enumerate(made.rules):
+        assert file.num_row_groups == 2 * len(study.rules)
+    wanted = certify(stored.read_distributions(dump), study.rules)
+    for at, rule in enumerate(study.rules):
         found = certificates.read(rule=rule.label)
-        assert set(found["rule"].to_pylist()) == {rule.label}
-        assert found["prompt_id"].to_pylist() == made.prompt_id.tolist()
-        np.testing.assert_array_equal(found["position"], made.position)
+        assert found["rule"].to_pylist() == [rule.label] * len(steps)
+        assert found.select(["prompt_id", "position"]).equals(steps)
         np.testing.assert_array_equal(found["lower"], wanted.lower[:, at])
         np.testing.assert_array_equal(found["upper"], wanted.upper[:, at])
         np.testing.assert_array_equal(found["active_size"], wanted.active_size[:, at])
         counts = found["accepted_count"].fill_null(0).to_numpy()
         np.testing.assert_array_equal(counts, wanted.accepted_count[:, at].clip(0))
-    assert len(certificates.read()) == len(made.rules) * sum(lengths)
+    assert len(certificates.read()) == len(study.rules) * len(steps)

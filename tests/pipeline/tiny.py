@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from pipeline.hub import Identity
 from pipeline.methods import Method, method_entries
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.stage import Artifact, Json, ModelSpec, Out, Runtime, Task
+from pipeline.stage import Artifact, Json, ModelSpec, Out, Runtime, Stage, Task
 from pipeline.stages import decoding, distributions, drafts, prompts
 from pipeline.store import Store
 
@@ -33,14 +32,13 @@ VOCABULARY = 300
 RUNTIME = Runtime("tiny", Resampling(50, 0.95, 0))
 
 
-def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
-    """A randomly initialised Qwen3 of a shape, with tied embeddings."""
+def new_qwen3(size: int, width: int, inner: int, heads: tuple[int, int], layers: int = 2) -> Any:
+    """A randomly initialised Qwen3 with tied embeddings; heads of queries, and of keys."""
     return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=vocab_size, hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
-        intermediate_size=shape.intermediate_size, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=32, tie_word_embeddings=True,
-        max_position_embeddings=1024, rope_theta=10_000.0, bos_token_id=None, eos_token_id=2,
-        pad_token_id=0,
+        vocab_size=size, hidden_size=width, num_hidden_layers=layers, intermediate_size=inner,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=32,
+        tie_word_embeddings=True, max_position_embeddings=1024, rope_theta=10_000.0,
+        bos_token_id=None, eos_token_id=2, pad_token_id=0,
     ))  # fmt: skip
 
 
@@ -49,10 +47,7 @@ def random_model(
 ) -> LanguageModel:
     """A random Qwen3 whose distributions are neither flat nor certain, every time the same."""
     torch.manual_seed(seed)
-    shape = SimpleNamespace(
-        hidden_size=32, layers=layers, intermediate_size=48, heads=2, kv_heads=1
-    )
-    module = new_qwen3(shape, vocab_size)
+    module = new_qwen3(vocab_size, 32, 48, (2, 1), layers)
     with torch.no_grad():
         for weight in module.parameters():
             if weight.ndim == 2:
@@ -115,8 +110,7 @@ def used(
 def write_model(directory: Path, seed: int = 0) -> Path:
     """Write a random model whose distributions are neither flat nor certain."""
     torch.manual_seed(seed)
-    shape = SimpleNamespace(hidden_size=64, layers=2, intermediate_size=96, heads=4, kv_heads=2)
-    model = new_qwen3(shape, VOCABULARY)
+    model = new_qwen3(VOCABULARY, 64, 96, (4, 2))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -181,6 +175,11 @@ def decoding_node(
     settings["methods"] = [method_entries(method) for method in methods]
     runtime = replace(RUNTIME, models=(target, drafter), methods=tuple(methods))
     return Task(decoding.STAGE, target.key.partition(".")[2], settings, {}, runtime)
+
+
+def planned(stage: Stage, label: str, settings: Json) -> Task:
+    """A task of one model's artifacts without anything else."""
+    return Task(stage, label, settings, {}, RUNTIME)
 
 
 def built(task: Task, root: Path) -> Artifact:

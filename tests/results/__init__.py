@@ -11,40 +11,36 @@ Integers, booleans and text are compared exactly, numbers within the stage's tol
 import json
 import math
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pipeline.study import STAGES
 
 FOLDER = Path(__file__).parent
-Tolerance = tuple[float, float]
 # (relative, absolute). Sums of float32 differ between processors; weights moved by 1e-6 stay
 # within it. A number inside a text may also differ by one in its last digit.
 TOLERANCES = dict.fromkeys(STAGES, (1e-4, 1e-5)) | {"prompts": (0.0, 0.0), "report": (1e-3, 1e-5)}
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
 
 
-def path(stage: str) -> Path:
+def path(stage):
     """Return the file of a stage's committed results."""
     return FOLDER / f"{stage}.json"
 
 
-def load(stage: str) -> dict[str, Any]:
+def load(stage):
     """Return a stage's committed versions and results; empty ones of a new stage."""
     if not path(stage).is_file():
         return {"versions": {}, "results": {}}
-    found: dict[str, Any] = json.loads(path(stage).read_text())
-    return found
+    return json.loads(path(stage).read_text())
 
 
-def save(stage: str, versions: dict[str, int], results: dict[str, Any]) -> None:
+def save(stage, versions, results):
     """Write a stage's results, a column or a line of text a line."""
 
     line = partial(json.dumps, ensure_ascii=False)
 
-    def block(content: Any) -> str:
+    def block(content):
         items = content.items() if isinstance(content, dict) else enumerate(content)
         named = isinstance(content, dict)
         lines = [(f"{json.dumps(key)}: " if named else "") + line(value) for key, value in items]
@@ -56,7 +52,7 @@ def save(stage: str, versions: dict[str, int], results: dict[str, Any]) -> None:
     )
 
 
-def differences(old: Any, new: Any, at: str, tolerance: Tolerance) -> Iterator[str]:
+def differences(old, new, at, tolerance):
     """Yield where results differ by more than a tolerance, and how."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
@@ -74,7 +70,7 @@ def differences(old: Any, new: Any, at: str, tolerance: Tolerance) -> Iterator[s
         yield f"{at}: {new!r}, was {old!r}"
 
 
-def _same(old: Any, new: Any, tolerance: Tolerance) -> bool:
+def _same(old, new, tolerance):
     if type(old) is not type(new):
         return False
     if isinstance(old, float):
@@ -89,7 +85,7 @@ def _same(old: Any, new: Any, tolerance: Tolerance) -> bool:
     return bool(old == new)
 
 
-def _same_number(old: str, new: str, tolerance: Tolerance) -> bool:
+def _same_number(old, new, tolerance):
     """Compare printed numbers: integers exactly, others up to one in the last digit."""
     mantissa, _, exponent = old.lower().partition("e")
     if "." not in mantissa and not exponent:
@@ -98,7 +94,7 @@ def _same_number(old: str, new: str, tolerance: Tolerance) -> bool:
     return abs(float(old) - float(new)) < 1.5 * digit or _same(float(old), float(new), tolerance)
 
 
-def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
+def verdict(stage, versions, results):
     """Return what is wrong with a stage's results, and what to do; None if nothing is."""
     committed = load(stage)
     found = list(differences(committed["results"], results, stage, TOLERANCES[stage]))

@@ -12,7 +12,7 @@ from tests.results import load, save, verdict
 from tests.results.study import FixedStudy
 
 
-def main(stages: list[str]) -> int:
+def main(stages):
     """Accept the named stages, or say how all of them stand; return the exit status."""
     refused = 0
     with tempfile.TemporaryDirectory() as folder:

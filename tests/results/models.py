@@ -5,8 +5,6 @@ random numbers depend on the processor.
 """
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -17,23 +15,22 @@ from tests.pipeline.tiny import new_qwen3, save_model
 
 SPECIAL = ["[unknown]", "[user]", "[end]", "[answer]"]  # ids 0 to 3; answers end with 2
 WORDS = [*SPECIAL, *(a + b for a in "bdfgklmnprt" for b in "aeio")]  # 48
-SHAPE = SimpleNamespace(hidden_size=32, layers=2, intermediate_size=48, heads=2, kv_heads=1)
 TEMPLATE = (
     "{%- for message in messages -%}[user] {{ message.content }}{%- endfor -%}"
     "{%- if add_generation_prompt %} [answer]{%- endif -%}"
 )
 
 
-def uniform(seed: int, shape: torch.Size) -> torch.Tensor:
+def uniform(seed, shape):
     """Return float32 multiples of 2^-16 in [-1, 1)."""
     raw = np.random.PCG64(seed).random_raw(shape.numel()) >> np.uint64(47)
     return torch.from_numpy((raw.astype(np.float32) / 2**16 - 1).reshape(shape))
 
 
-def write_model(directory: Path, noise: float = 0.0) -> Path:
+def write_model(directory, noise=0.0):
     """Write the model, its weights moved by a share `noise` of their size."""
     transformers_logging.disable_progress_bar()
-    model = new_qwen3(SHAPE, len(WORDS))
+    model = new_qwen3(len(WORDS), 32, 48, (2, 1))
     with torch.no_grad():
         for at, (name, weight) in enumerate(sorted(model.named_parameters())):
             if weight.dim() > 1:
@@ -47,7 +44,7 @@ def write_model(directory: Path, noise: float = 0.0) -> Path:
     return directory
 
 
-def write_prompts(path: Path) -> Path:
+def write_prompts(path):
     """Write prompts in UltraChat's schema, among them one of every kind that is excluded."""
     rows = []
     for at in range(9):

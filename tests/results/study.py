@@ -4,14 +4,11 @@ Their weights are the integers of a frozen generator, so they are the same every
 """
 
 import re
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
-from pipeline.stage import Artifact, with_inputs
+from pipeline.stage import with_inputs
 from pipeline.study import STAGES, Study
 from tests import methods
 from tests.results.models import write_model, write_prompts
@@ -67,7 +64,7 @@ FILES = {"report": ("tables/*.csv", "tables/*.tex")}  # figures change with the 
 class FixedStudy:
     """The study in a directory, which computes each stage once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         """Write the models and prompts of the study below `folder`."""
         self.folder = folder
         places = {
@@ -78,12 +75,12 @@ class FixedStudy:
         given = [f"{key}='{place}'" for key, place in places.items()]
         self.study = Study(*OVERRIDES, *given, f"outputs='{folder}'")
 
-    def versions(self, stage: str) -> dict[str, int]:
+    def versions(self, stage):
         """Return the versions that identify a stage's artifacts: its own and those above it."""
         found = {task.stage.name for task in with_inputs(self.study.tasks[stage]).values()}
         return {name: one.version for name, one in STAGES.items() if name in found}
 
-    def results(self, stage: str) -> dict[str, Any]:
+    def results(self, stage):
         """Compute a stage; return its tables by file and column, and its texts by lines."""
         with (
             patch("analysis.report.style.render", return_value=b""),  # slow, and not compared
@@ -94,7 +91,7 @@ class FixedStudy:
         return {name: content for artifact in made for name, content in contents(artifact)}
 
 
-def contents(artifact: Artifact) -> Iterator[tuple[str, Any]]:
+def contents(artifact):
     """Yield the files of an artifact that do not depend on the machine, and what they hold."""
     stage = artifact.record["stage"]
     for name in sorted(path.stem for path in artifact.directory.glob("*.parquet")):

@@ -24,8 +24,7 @@ from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits
-from tests.pipeline.studies import planned
-from tests.pipeline.tiny import decoding_node, publish, used
+from tests.pipeline.tiny import decoding_node, planned, publish, used
 
 METHODS = [
     {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
