@@ -15,7 +15,7 @@ from pipeline.paths import ROOT
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
     "analysis": 1049,
-    "analysis/acceptance": 735,
+    "analysis/acceptance": 743,
     "analysis/certificates": 1068,
     "analysis/decoding": 978,
     "analysis/report": 2783,
@@ -28,8 +28,8 @@ LINES = {
     "pipeline/decoding": 1409,
     "pipeline/engines": 1863,
     "pipeline/models": 1745,
-    "pipeline/stages": 2293,
-    "tests": 13083,
+    "pipeline/stages": 2295,
+    "tests": 12627,
     "tools": 251,
 }
 
