@@ -182,7 +182,7 @@ def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     if StrictGreedy() not in target.certificates:
         return []
     certified = target.certificates[StrictGreedy()][0] > eps
-    rows = {
+    rows: dict[str, tuple[float, Callable[[float], str]]] = {
         "Strict greedy certifies, of the steps": (certified.mean(), percent_text),
         "Strict greedy guarantees, tokens per call": (_least(certified, target), number_text),
     }
