@@ -83,7 +83,7 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
         "in this project's loop, one request at a time; acceptance carries over to an engine, "
-        "speed does not. Tokens per call: per pass of the target, with the target's own token. "
+        "speed does not. Tokens per call: per pass of the target, with its own one. "
         "Accepted: of the drafter's first choices along the target's text; of look-up, of the "
         "tokens it drafted. γ: drafted tokens per call."
     )
@@ -126,7 +126,7 @@ def relax_table(
         "Along the target's own text. Certified: the share of steps at which the drafter's KL "
         "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
         "the target's choice; given up: the target's probability lost per step. vLLM and llama.cpp "
-        "run no relaxed rule; docs/decoding.md names the engines that do."
+        "run no relaxed rule; docs/decoding.md names engines that do."
     )
     named = data.assign(rule=data["rule"].map(results.names))
     shown = indexed(named, columns, ["rule"])
