@@ -280,5 +280,4 @@ def log_advice(target: Target) -> Advice:
         f"A log of {target.label} tells how much drafter error it tolerates, not whether drafting "
         "pays: the cost of a step is missing."
     )
-    worth = "Is my drafter worth it? The two runs above decide."
-    return Advice(target.label, UNTIMED, sentence, [relax, long, worth])
+    return Advice(target.label, UNTIMED, sentence, [relax, long])

@@ -92,7 +92,8 @@ def test_what_was_not_timed_is_said_with_the_command():
         found = advise("T", "D", speeds, command=COMMAND)
         assert found.outcome == UNTIMED
         assert f"`{COMMAND} stage=decoding`" in found.sentence
-    assert "`" not in advise("T", "", None, command=COMMAND).sentence  # there is no drafter
+    alone = advise("T", "", None, command=COMMAND).sentence
+    assert ("No drafter" in alone, "`" in alone) == (True, False)
 
 
 def test_the_fastest_sure_lossless_method_comes_first():
@@ -185,6 +186,10 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(given, says):
 def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(given, offered):
     found = said(run(1.2, 1.1, 1.3), {**run(1.5, 1.4, 1.6, **RELAXED), **given})
     assert any("It gives up" in text for text in found.beside) == offered
+    slower = (
+        "than D under strict greedy (γ = 5). The only one timed, D under additive (t = 0.1; γ = 5)"
+    )
+    assert any(slower in text for text in found.beside) == ("ci_low" in given and not offered)
     # beside a method that is not surely faster, it is compared with 1
     (text,) = said(run(1.05, 0.9, 1.4), run(1.5, 1.1, 1.6, **RELAXED)).beside
     assert "It gives up" in text
