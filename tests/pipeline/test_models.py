@@ -173,7 +173,6 @@ MADE = {  # class of the configuration, and attention
     "gemma2": ("Gemma2Config", GROUPED | WINDOWS, "eager"),
     "gemma3": ("Gemma3TextConfig", GROUPED | WINDOWS, "sdpa"),
     "neox": ("GPTNeoXConfig", SHAPE, "sdpa"),
-    "opt": ("OPTConfig", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 32}, "sdpa"),
     "bloom": ("BloomConfig", SHAPE, "eager"),
     "qwen3": ("Qwen3Config", GROUPED, "sdpa"),
     "mamba": ("MambaConfig", SHAPE | {"state_size": 4}, "eager"),
@@ -292,12 +291,6 @@ def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
         monkeypatch.setattr(kind, "forward", wrong)
         with pytest.raises(PipelineError, match=r"^targets.made: tiny gives other logits a token"):
             load_model(used)
-
-
-def test_an_attention_that_a_model_lacks_is_named(tmp_path):
-    directory = write(tmp_path / "model", *MADE["bloom"])
-    with pytest.raises(PipelineError, match=r"targets.made.attention=sdpa .*attention=eager$"):
-        load_model(tiny.used(directory, "targets.made"))
 
 
 def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path):

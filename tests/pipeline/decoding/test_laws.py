@@ -26,7 +26,6 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.pair import scheme_of
 from pipeline.decoding.shapes import Draft
 from pipeline.decoding.verify import Relaxed, SpeculativeSampling, asked, judged
-from pipeline.models.batch_decoding import choose
 from pipeline.models.logit_statistics import invert
 from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
@@ -203,11 +202,6 @@ def test_a_rule_accepts_the_longest_path_of_a_tree(tree):
         relaxed += any(rank[node] == 1 for node in path)
     assert len(lengths) > min(tree.depth, 2) - 1
     assert relaxed > 0 or len(tree) == 1
-
-
-def test_a_uniform_number_of_zero_takes_no_token_without_probability():
-    zero = torch.zeros(1, dtype=torch.float64)
-    assert int(choose(torch.tensor([[-1e9, 0.0]]), zero, 1.0)[0]) == 1
 
 
 def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position():
