@@ -73,7 +73,7 @@ def test_preallocated_cache_equals_transformers(directory):
             steps = [model.read(ids[keep, i : i + 1], cache)[0] for i in (7, 8)]
         results.append(torch.stack(steps))
     assert torch.equal(*results)
-    assert model.cache_bytes() == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, head_dim, float32
+    assert model.cache_bytes() == 2 * 2 * 1 * 32 * 4  # k and v, layers, heads, head_dim, float32
 
 
 def test_refusals(directory, tmp_path):
