@@ -1,6 +1,5 @@
 """The law of sampled answers and of acceptance: chi-square, brute force, cases by hand."""
 
-
 import numpy as np
 import pytest
 import torch
