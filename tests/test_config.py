@@ -144,7 +144,6 @@ OWN = ["study=mini", "+criteria.mine={_target_: own_rule_a.Mine}"]
     ("arguments", "file", "content", "message"),
     [
         (["criteria=x"], "criteria/x.yaml", b"rule: [a\nt: 1\n", "/criteria/x.yaml"),
-        (["criteria=x"], "criteria/x.yaml", b"rule: \xfc\n", "criteria=x"),
         (["study=mini"], "study/mini.yaml", b"study: mini\n", "mini.yaml has the name of one of"),
         (OWN, "own_rule_a.py", b"def f(:\n", "own_rule_a.Mine cannot be imported: SyntaxError"),
     ],

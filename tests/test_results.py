@@ -44,11 +44,9 @@ def different(stage, new):
     ("file", "column", "value"),
     [
         ("data", "position", [0.0, 1]),  # another type
-        ("data", "position", [0]),
         ("data", "lower", [0.25 * (1 + 3e-4), float("inf")]),
         ("data", "added", [1]),
         ("page", 0, "mean 0.127 of 3 steps"),
-        ("page", 0, "mean 0.125 of 4 steps"),
         ("page", 1, "p5 -1.5e-03"),
     ],
 )

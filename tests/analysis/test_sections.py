@@ -14,6 +14,7 @@ from analysis.report.first_screen import (
     EPSILONS,
     SHARE,
     methods_table,
+    relax_table,
     settings_table,
     verdict_text,
 )
@@ -64,6 +65,14 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
     assert text.startswith(r"Draft \<b> [x]\(y).")
     assert r"| a\|\<i> | yes |" in text
     assert methods_table([Advice("A", "not measured", "", [])], results()) is None
+
+
+def test_a_family_shows_one_rule_in_the_middle_with_its_right_answers():
+    scores = {"B": pd.DataFrame([{"rule": "mars theta=0.9", "right": 7, "items": 9, "alone": 8}])}
+    table = relax_table(results(), [], scores)
+    titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
+    assert table.shown.loc["A"].index.tolist() == titles
+    assert table.shown["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
 
 
 def test_settings_certify_what_is_claimed():
@@ -178,6 +187,9 @@ def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
     for name in ("KL(p‖q), median, nats", "certified"):
         assert shown.loc[name, (T, "depth 1")].isna().all()
         assert shown.loc[name, (T, "depth 2")].notna().all()
+    steps = found["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
+    wanted = [steps.loc[("greedy", depth, "acceptance")].item() for depth in (1, 2)]
+    assert shown.loc[("accepted", "Strict greedy")].tolist() == [*map(percent_text, wanted)]
 
 
 def test_parts_are_by_margin_and_by_half_of_the_answer():

@@ -161,7 +161,7 @@ class Confident(Rule):
     alpha: float
     m: int
 
-    def cut(self, _: object) -> Cut:
+    def cut(self, _):
         return Cut(slope=self.alpha, offset=0.0, max_rank=self.m)
 
 

@@ -158,7 +158,7 @@ class Fixed(Rule):
 
     count: int = 4
 
-    def accepted_count(self, dist: TopK, /) -> np.ndarray:
+    def accepted_count(self, dist, /):
         return np.full(len(dist), self.count, dtype=np.int32)
 
 

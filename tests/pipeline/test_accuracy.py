@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.decoding import answers
+from analysis.report.decoding import accuracy_sections
 from pipeline import harness_tasks
+from pipeline.decoding.artifacts import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
 from pipeline.models.tokens import chat_text, encode
@@ -243,9 +246,6 @@ def test_what_is_missing_is_named(place, monkeypatch):
     monkeypatch.setattr("lm_eval.tasks._index.TaskIndex.build", lambda *_: {})
     with pytest.raises(PipelineError, match=r"none is no task: give arithmetic, facts, .* a file"):
         asked(place, "accuracy.tasks=[facts,none]")
-    monkeypatch.setattr("pipeline.stages.accuracy.find_spec", lambda _: None)
-    with pytest.raises(PipelineError, match=r'pip install -e "\.\[harness\]"'):
-        study(place)
 
 
 def test_the_report_has_a_section_only_once_the_answers_are_there(place, made):
@@ -254,6 +254,16 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(place, made):
     (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
     assert "accuracy/local" not in without.inputs
     assert without.settings["margin"] is None
+
+
+def test_the_section_shows_accuracy_by_task(made):
+    one = read_answered("wide", made[1])
+    table = answers.accuracy(one, *made[0].runtime.statistics, 0.05)
+    [found] = accuracy_sections("narrow", [one], [table], 0.05, 0.95)[0].items
+    shown = found.shown.loc["all", ["lost, won", "changed"]]
+    assert shown.loc["Strict greedy"].tolist() == ["0, 0", "0.0 %"]
+    assert shown.loc["Additive (t = 0.6)", "changed"] not in ("0.0 %", "–")
+    assert set(found.shown.index.get_level_values(0)) == {*found.data["task"]}
 
 
 def test_answers_are_read_again_by_the_target(place, made):

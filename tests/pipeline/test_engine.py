@@ -219,7 +219,6 @@ def without_ids(row):
     [
         (["vllm_draft"], None, "a study to check with was given, and not BASE and SPEC"),
         (["vllm_alone", "vllm_alone"], None, "vllm_alone.jsonl counts no drafts"),
-        (["vllm_draft", "vllm_ngram"], None, "vllm_draft.jsonl counts drafts"),
         (["vllm_alone.after.txt", "llama_ngram"], None, "is of vLLM and .*llama_ngram.* of llama"),
         (["llama_alone", "llama_ngram", "drafter=none"], None, "draft_length must be given"),
         (["vllm_alone", "vllm_draft"], hot, "was sampled at temperature 0.5"),

@@ -10,10 +10,9 @@ import torch
 from analysis.report import style
 from benchmarks import robustness
 from pipeline import verify
-from pipeline.errors import PipelineError
 from pipeline.models.load import load_model
 from pipeline.stages.report import page
-from pipeline.study import Study, check_models
+from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads, tiny
 from tests.pipeline.reading import page_text
@@ -105,9 +104,3 @@ def test_the_report_of_a_head(made, monkeypatch):
     decoded = pd.read_csv(report.directory / "tables/decoding_acceptance.csv")
     assert (decoded["differing"].dropna() == 0).sum() == 3
     assert verify.main([str(made.store.root.parent)]) == 0
-
-
-def test_a_model_is_refused_as_a_head_before_anything_is_computed(overrides):
-    study = Study(*overrides, "stage=drafts", "drafter.path=${targets.local.path}")
-    with pytest.raises(PipelineError, match=r"is no head: .*model_type is qwen3"):
-        check_models(study.tasks["drafts"])

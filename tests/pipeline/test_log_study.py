@@ -20,25 +20,12 @@ from pipeline.stored import read_distributions, resampled
 from pipeline.study import Study
 from tests.analysis.test_truncation import V
 from tests.conftest import pipeline
+from tests.pipeline import test_engine_logs as logs
 from tests.pipeline.reading import page_text
-from tests.pipeline.test_engine_logs import (
-    RULES,
-    contained,
-    llama_completion,
-    log_softmax,
-    logged,
-    read,
-    read_back,
-    sizes,
-    steps_of,
-    stored,
-    vllm_completions,
-    written,
-)
 
 
 def test_pieces_and_answers_of_a_prompt_are_resampled_together(tmp_path):
-    path = written(tmp_path / "log")
+    path = logs.written(tmp_path / "log")
     prompts = ([1, 2], [3], [1, 2], [4])
     rows = [
         {"custom_id": f"c{at}", "request": {"prompt": prompt}, "response": json.loads(line)}
@@ -47,7 +34,7 @@ def test_pieces_and_answers_of_a_prompt_are_resampled_together(tmp_path):
         )
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert list(sizes(read(path))) == ["c0", "c1", "c0#1", "c3"]
+    assert list(logs.sizes(logs.read(path))) == ["c0", "c1", "c0#1", "c3"]
     ids = ["a", "a", "a+3", "a#1", "b", "b+2", "c#12", "c#13"]
     steps = pa.table({"prompt_id": ids, "position": [0, 1, 0, 0, 0, 0, 0, 0]})
     for settings, count in (({"log": {}}, 4), ({}, 7)):  # of a model every answer is a prompt
@@ -60,7 +47,7 @@ def test_pieces_and_answers_of_a_prompt_are_resampled_together(tmp_path):
 
 def outside(log, error, exact, rules, vocab_size):
     """The share of certificates that intervals from a smaller error do not hold."""
-    narrow = certify(read_back(replace(log, error=error), vocab_size), rules)
+    narrow = certify(logs.read_back(replace(log, error=error), vocab_size), rules)
     return np.mean((narrow.lower > exact.lower) | (narrow.upper < exact.upper))
 
 
@@ -75,10 +62,12 @@ def test_a_sum_of_float32_in_one_pass(tmp_path):
     total = np.cumsum(p, axis=1, dtype=np.float32)[:, -1:]
     shift = np.log(p[:, :1] / total) - ranked[:, :1]
     exact = certify(TopK.from_logits(z), StrictGreedy())
-    path = logged(tmp_path / "log", steps_of((z + shift).astype(np.float64)), llama_completion)
-    log = read(path, vocab_size=size)
+    path = logs.logged(
+        tmp_path / "log", logs.steps_of((z + shift).astype(np.float64)), logs.llama_completion
+    )
+    log = logs.read(path, vocab_size=size)
     assert log.error == pytest.approx(size * 2.0**-24)
-    assert contained(certify(read_back(log, size), StrictGreedy()), exact)
+    assert logs.contained(certify(logs.read_back(log, size), StrictGreedy()), exact)
     assert outside(log, 1e-6, exact, StrictGreedy(), size) > 0.5
 
 
@@ -88,16 +77,16 @@ def test_another_float32_pass_lies_inside(digits, tmp_path):
     rng = np.random.default_rng(2)
     z = np.sort(rng.gumbel(size=(400, V)) * 3)[:, ::-1]
     other = z + rng.uniform(-4.5e-5, 4.5e-5, z.shape)  # log-probabilities differ by twice as much
-    exact = certify(TopK.from_logits(other), RULES)
-    steps = steps_of(np.round(log_softmax(z), digits))
-    log = read(logged(tmp_path / "log", steps, vllm_completions))
-    assert contained(certify(read_back(log, V), RULES), exact)
-    assert outside(log, 0.5 * 10.0**-digits, exact, RULES, V) > 0.1 * (digits - 4)
+    exact = certify(TopK.from_logits(other), logs.RULES)
+    steps = logs.steps_of(np.round(logs.log_softmax(z), digits))
+    log = logs.read(logs.logged(tmp_path / "log", steps, logs.vllm_completions))
+    assert logs.contained(certify(logs.read_back(log, V), logs.RULES), exact)
+    assert outside(log, 0.5 * 10.0**-digits, exact, logs.RULES, V) > 0.1 * (digits - 4)
 
 
 @pytest.mark.thorough
 def test_the_study_of_a_log(tmp_path, capsys):
-    path = written(tmp_path / "answers.jsonl", vllm_completions, k=9, share=0.2)
+    path = logs.written(tmp_path / "answers.jsonl", logs.vllm_completions, k=9, share=0.2)
     command = ["study=log", "study_name=mine", f"targets.log.path={path}",
                f"outputs={tmp_path / 'out'}", "statistics.resamples=20",
                f"distributions.log.vocab_size={V}"]  # fmt: skip
@@ -112,11 +101,13 @@ def test_the_study_of_a_log(tmp_path, capsys):
         with pytest.raises((PipelineError, RuleError), match=message):
             Study(*command, *more.split(), "stage=certificates").make("certificates")
     pipeline(*command)
-    dist, emitted = stored()
+    dist, emitted = logs.stored()
     (place,) = (tmp_path / "out/artifacts/distributions").glob("log-*")
     artifact = Artifact(place, STAGE.tables)
     assert artifact.read(columns=["token_id"])["token_id"].to_pylist() == emitted.tolist()
-    assert contained(certify(read_distributions(artifact), RULES), certify(dist, RULES))
+    assert logs.contained(
+        certify(read_distributions(artifact), logs.RULES), certify(dist, logs.RULES)
+    )
     assert "taken as raw" in page_text(tmp_path / "out/report/mine")
     capsys.readouterr()
     solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1"])

@@ -1,7 +1,6 @@
 """Shards computed by workers that Ray starts: the same artifacts, whoever computes and dies."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from pipeline.paths import ROOT
 from pipeline.shards import compute_shards
 from pipeline.stage import Out, Task
 from pipeline.stages import distributions
-from pipeline.study import STAGES
-from pipeline.workers import allocate, connect
+from pipeline.workers import allocate
 from tests import methods
 from tests.pipeline import tiny
 
@@ -149,10 +147,6 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     assert done.stderr == "terminated: the same command goes on from here\n"
 
 
-def test_every_stage_goes_to_other_processes():
-    assert pickle.loads(pickle.dumps(STAGES)) == STAGES
-
-
 @pytest.mark.parametrize(
     ("there", "workers", "device", "threads", "share"),
     [
@@ -172,9 +166,3 @@ def test_processors_and_gpus_are_shared_out_or_refused(there, workers, device, t
     else:
         with pytest.raises(PipelineError, match=share):
             allocate(there, run)
-
-
-def test_without_ray_one_line_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PipelineError, match=r'^execution.engine=ray .*"\.\[ray\]"'):
-        connect()

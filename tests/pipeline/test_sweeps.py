@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import pytest
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
@@ -42,11 +41,8 @@ def point(directory, number, overrides, rows):
     sweeps.write_point(directory / str(number), overrides, stage="decoding", rows=rows)
 
 
-@pytest.mark.parametrize(
-    ("values", "read"), [(["0.5", "1"], [0.5, 1.0]), (["null", "3"], ["null", "3"])]
-)
-def test_a_sweep_is_named_after_what_is_swept(tmp_path, values, read):
-    for number, value in enumerate(values):
+def test_a_sweep_is_named_after_what_is_swept(tmp_path):
+    for number, value in enumerate(["null", "3"]):
         row = {"target": "large", "method": "Strict greedy", "tokens_per_call": 1.5}
         overrides = ["study=mini", "~note", f"decoding.draft_length={value}"]
         point(tmp_path, number, overrides, [row])
@@ -55,7 +51,7 @@ def test_a_sweep_is_named_after_what_is_swept(tmp_path, values, read):
     for kind in ("csv", "parquet", "pdf", "png"):
         assert (tmp_path / f"{name}.{kind}").is_file()
     table = pd.read_parquet(tmp_path / f"{name}.parquet")
-    assert table["decoding.draft_length"].tolist() == read
+    assert table["decoding.draft_length"].tolist() == ["null", "3"]
 
 
 def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):

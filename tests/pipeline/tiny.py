@@ -108,14 +108,9 @@ def used(
 
 
 def write_model(directory: Path, seed: int = 0) -> Path:
-    """Write a random model whose distributions are neither flat nor certain."""
-    torch.manual_seed(seed)
-    model = new_qwen3(VOCABULARY, 64, 96, (4, 2))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2 if "embed" in name else 0.6)
-    save_model(model, directory, byte_tokenizer(), TEMPLATE, "<|end|>", "<|pad|>")
+    """Write a random model."""
+    module = random_model(VOCABULARY, seed).module
+    save_model(module, directory, byte_tokenizer(), TEMPLATE, "<|end|>", "<|pad|>")
     return directory
 
 

@@ -75,7 +75,6 @@ def test_every_temperature_has_a_baseline_and_races_their_own():
     ("given", "parents", "name"),
     [
         ({"tree": "sequence"}, (-1, 0, 1), "sequence"),
-        ({"tree": "batch", "width": 2, "draft_length": 1}, (-1, -1), "batch of 2"),
         (WIDE | {"draft_length": 2}, (-1, -1, 0, 0, 1, 1), "symmetric, 2 wide"),
         ({"tree": "spec_infer", "draft_length": 4}, (-1, 0, 1, 1, 1, 2, 3, 4), "SpecInfer's tree"),
     ],
