@@ -51,7 +51,8 @@ def test_analysis_touches_no_files_models_or_configuration():
 def test_stages_do_not_import_each_other():
     rooms = {f"pipeline.stages.{name}." for name in STAGES}
     for path in files("pipeline"):
-        others = tuple(room for room in rooms if not f"{module_of(path)}.".startswith(room))
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        others = tuple(room for room in rooms if not f"{module}.".startswith(room))
         for name in imported(path):  # outside their own folder they are found by name
             assert not f"{name}.".startswith(others), f"{path} imports {name}"
 
@@ -65,8 +66,3 @@ def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path):
         assert tasks[name], name
         for task in tasks[name]:
             assert {one.stage.name for one in task.inputs.values()} <= set(stage.upstream), name
-
-
-def module_of(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -162,6 +162,13 @@ def test_tokens_without_ids_are_told_by_their_bytes_and_order(tmp_path):
     assert stacked(log.trajectories)["token_id"].tolist() == [1, 1]
 
 
+def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path):
+    """Most steps emit a token outside their top: those of the others are not left out."""
+    top = [(0, math.log(0.5)), (1, math.log(0.2))]
+    log = read(logged(tmp_path / "log", [(5, top)] * 4 + [(0, top)], vllm_completions))
+    assert (log.k, log.excluded, list(sizes(log).values())) == (2, {}, [5])
+
+
 FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
 TOP = (*FIRST, "top_logprobs")
 

@@ -123,7 +123,6 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model, tmp_path):
     (b'{"text": "a b c d"}\n\n{"text": "a"\n', r"p.jsonl, line 3 is no JSON"),
     (b'["x"]', r"p.jsonl, line 1: expected an object"),
     (b'{"question": "x"}', r"row 0 \(from 0\) has no text; it has question"),
-    (b"\n \n", "holds no rows"),
 ])  # fmt: skip
 def test_files_that_hold_no_prompts_are_named(model, tmp_path, content, message):
     (tmp_path / "p.jsonl").write_bytes(content)

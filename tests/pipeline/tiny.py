@@ -42,9 +42,7 @@ def new_qwen3(size: int, width: int, inner: int, heads: tuple[int, int], layers:
     ))  # fmt: skip
 
 
-def random_model(
-    vocab_size: int, seed: int = 0, label: str = "tiny", layers: int = 2
-) -> LanguageModel:
+def random_model(vocab_size: int, seed: int = 0, layers: int = 2) -> LanguageModel:
     """A random Qwen3 whose distributions are neither flat nor certain, every time the same."""
     torch.manual_seed(seed)
     module = new_qwen3(vocab_size, 32, 48, (2, 1), layers)
@@ -52,7 +50,7 @@ def random_model(
         for weight in module.parameters():
             if weight.ndim == 2:
                 weight.mul_(12)
-    return wrap(module, label, torch.device("cpu"))
+    return wrap(module, "tiny", torch.device("cpu"))
 
 
 def save_model(

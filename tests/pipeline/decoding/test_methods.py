@@ -23,7 +23,6 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
     [
         (3, r"decoding.methods.m0=3 is not allowed: give a mapping"),
         (GOOD | {"draft_length": 0}, r"decoding.methods.m0: .* a draft_length of at least 1"),
-        (GOOD | {"draft_length": []}, r"m0: draft_length=\[\]: give a value, or"),
         (GOOD | {"draft_length": [3, 3]}, "m0: greedy is given twice"),
         (GOOD | {"temperature": 1.0}, "temperature=1 is not allowed: give 0 for a rule"),
         (RACED | {"temperature": 0}, "a number above 0, or rule: greedy"),
