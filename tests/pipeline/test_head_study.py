@@ -36,7 +36,7 @@ def overrides(folder):
     given = robustness.tiny_study(folder)
     target = load_model(tiny.used(folder / "target"))
     layers = {"fc_norm": True, "eagle_aux_hidden_state_layer_ids": heads.LAYERS}
-    for name, ids in (("reduced", torch.arange(2, tiny.VOCABULARY, 2)), ("full", None)):
+    for name, ids in (("reduced", torch.arange(2, tiny.VOCABULARY, 4)), ("full", None)):
         weights = heads.random_weights(target, len(heads.LAYERS), ids=ids, fc_norm=True)
         heads.write(target, weights, folder / name, **layers)
     return [
