@@ -42,10 +42,11 @@ ifeq ($(filter $(call joined,$(STATE) core) $(call joined,$(STATE) dev),$(call j
 endif
 
 # The default study is of a real model, which comes from the package index: where it can't be had, a
-# loud line says why, and the embedded models run.
+# loud line says why, and the embedded models run. With a report there is a model.
 reproduce: install ## Compute every table and figure of a study
 ifeq ($(STUDY),quick)
-	@exec 3>&1; why=$$($(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
+	@test -e outputs/report/quick && exec $(PY) -m pipeline study=quick $(ARGS); \
+	exec 3>&1; why=$$($(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
 	0) exec $(PY) -m pipeline study=quick $(ARGS);; \
 	1) printf '\n***** No SmolLM2: %s *****\n***** The embedded models run instead (STUDY=mini). *****\n\n' "$$why"; \
 		exec $(PY) -m pipeline study=mini "note='$(INSTEAD)'" $(ARGS);; \
