@@ -14,6 +14,7 @@ endif
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = quick
+REPORT = outputs/report/$(STUDY)
 STUDIES := $(basename $(notdir $(wildcard conf/study/*.yaml)))
 ifneq (,$(filter reproduce fetch,$(MAKECMDGOALS)))
 $(if $(filter $(STUDY),$(STUDIES)),,$(error there is no study $(STUDY): STUDY is one of $(STUDIES)))
@@ -45,7 +46,7 @@ endif
 # loud line says why, and the embedded models run. With a report there is a model.
 reproduce: install ## Compute every table and figure of a study
 ifeq ($(STUDY),quick)
-	@test -e outputs/report/quick && exec $(PY) -m pipeline study=quick $(ARGS); \
+	@test -e $(REPORT) && exec $(PY) -m pipeline study=quick $(ARGS); \
 	exec 3>&1; why=$$($(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
 	0) exec $(PY) -m pipeline study=quick $(ARGS);; \
 	1) printf '\n***** No SmolLM2: %s *****\n***** The embedded models run instead (STUDY=mini). *****\n\n' "$$why"; \

@@ -52,7 +52,9 @@ def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(fetched, tmp_pat
         f'#!/bin/sh\ncase "$*" in *pipeline.fetch*) {refused};; esac; echo ran "$@"\n'
     )
     python.chmod(0o755)
-    done = make("reproduce", f"PY={python}", "READY=1 2 dev", "STATE=1 2", "ARGS=a=1")
+    given = (f"PY={python}", "READY=1 2 dev", "STATE=1 2", "ARGS=a=1")
+    assert "fetch" not in make("reproduce", *given, f"REPORT={tmp_path}").stdout  # there is one
+    done = make("reproduce", *given, f"REPORT={tmp_path}/none")
     _, ran, command = done.stdout.partition("ran ")
     study = {0: "quick", 1: "mini", 130: ""}[fetched]  # 130: interrupted
     assert (study in command, bool(ran), done.returncode) == (True, bool(study), 2 * (not study))
