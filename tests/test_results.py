@@ -96,10 +96,8 @@ def measure(outputs):
 def test_embedded_study_agrees_with_the_reference(tmp_path):
     """Prompts are equal row for row.
 
-    BLAS and SIMD change low bits of the logits, which can flip a token where two lie close
-    together; a trajectory then goes its own way, as a sampled one would with another seed. The
-    tolerances are the 99 % intervals of such a change, as half-widths of the bootstrap over
-    prompts: 0.03 for p0 and 0.04 nats for certificates.
+    Low bits of the logits can flip a token, and a trajectory then goes its own way. The tolerances
+    are 99 % intervals over prompts of such a change: 0.03 for p0 and 0.04 nats for certificates.
     """
     reference, found = json.loads(REFERENCE.read_text()), measure(tmp_path)
     assert found["prompts"] == reference["prompts"]

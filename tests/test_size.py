@@ -1,7 +1,7 @@
 """No folder grows: each has at most the lines of Python that the table below gives it.
 
-Whoever makes a folder smaller lowers its number; to raise one is a decision, and the commit's
-message gives the reason. ``python -m tests.test_size`` prints the table, with room for 20 lines.
+To raise a number is a decision, and the commit's message gives the reason. ``python -m
+tests.test_size`` prints the table, with room for 20 lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINES = {
     "pipeline/engines": 1863,
     "pipeline/models": 1745,
     "pipeline/stages": 2295,
-    "tests": 12545,
+    "tests": 12521,
     "tools": 251,
 }
 
@@ -45,13 +45,13 @@ def lines() -> Counter[str]:
     return counted
 
 
-def test_the_table_has_every_folder() -> None:
+def test_the_table_has_every_folder():
     assert lines().keys() == LINES.keys()
     assert not list(ROOT.glob("*.py"))
 
 
 @pytest.mark.parametrize("folder", LINES)
-def test_a_folder_keeps_its_size(folder: str) -> None:
+def test_a_folder_keeps_its_size(folder):
     there = lines()[folder]
     assert there <= LINES[folder], f"{folder} has grown to {there} lines: is each of them needed?"
     assert there >= LINES[folder] - SLACK, f"{folder} has only {there} lines: lower the number"

@@ -1,7 +1,6 @@
 """Random EAGLE-3 heads, their files, and their architecture as whole texts without a cache.
 
-The last is written from the published model code (`eagle/model/cnets.py` of SafeAILab/EAGLE,
-`vllm/model_executor/models/llama_eagle3.py`), with no classes of ours.
+The last follows published code: SafeAILab/EAGLE's cnets.py, vLLM's llama_eagle3.py.
 """
 
 import json

@@ -1,8 +1,7 @@
 """A hub on loopback, sound or with faults, and the repositories of the paper's study, small.
 
-It answers what `huggingface_hub` asks of huggingface.co: the API (repository, revision, tree) and
-`resolve`, which redirects for a file of LFS to another origin. Files are served over plain HTTP;
-the hub's Xet storage is not imitated.
+It answers the API (repository, revision, tree) and `resolve`, which redirects for a file of LFS to
+another origin. Files are served over plain HTTP; the hub's Xet storage is not imitated.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
 """Counts of drafts, passes and seconds in the files of engines, whole and damaged.
 
-The files in engine_counts are written after the sources that `pipeline.engines` names, or by the
-engines themselves: vllm_draft and vllm_ngram by vLLM 0.32 on the CPU (the embedded pair, and
-look-up; drafts of 5, at most 64 tokens, temperature 0, --per-request-spec-decode-metrics detailed),
+The files in engine_counts are written after the engines' sources, or by the engines: vllm_draft and
+vllm_ngram by vLLM 0.32 on the CPU (drafts of 5, --per-request-spec-decode-metrics detailed),
 llama.txt by llama.cpp, build 7e4c0a9 (ngram-simple).
 """
 

@@ -35,10 +35,7 @@ OVERRIDES = [
 
 
 def random_qwen3(name, folder):
-    """Write a random Qwen3 of 151,936 tokens; Qwen3-4B's weights lie in shards.
-
-    The drafter is the 1.7B with noise, so that some of what it drafts is accepted.
-    """
+    """Write a random Qwen3 of 151,936 tokens, 4B in shards; the drafter is 1.7B with noise."""
     torch.manual_seed(max(MODELS[name], 1))
     module = tiny.new_qwen3(VOCABULARY, 8, 16, (2, 1))
     with torch.no_grad():

@@ -1,11 +1,8 @@
 """What every stage computes on small fixed inputs, committed with the version that computed it.
 
-An artifact is found by its stage's version and those of the stages above it. Were other results
-to come from the same versions, an old cache would be served in their place: so a stage whose
-results changed gets a new version in its STAGE, and ``python -m tests.results STAGE``
-then accepts its results. It refuses where none of these versions moved.
-
-Integers, booleans and text are compared exactly, numbers within the stage's tolerance.
+Were other results to come from the same versions, an old cache would be served in their place: so a
+stage whose results changed gets a new version, and ``python -m tests.results STAGE`` then accepts
+them. Integers, booleans and text are compared exactly, numbers within the stage's tolerance.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The models and prompts of the fixed study, the same on every machine and under every version.
 
-Weights are made from the raw output of PCG64, which numpy never changes, and not by torch, whose
-random numbers depend on the processor.
+Weights are made from the raw output of PCG64: torch's random numbers depend on the processor.
 """
 
 import json

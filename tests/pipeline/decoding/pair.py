@@ -60,8 +60,7 @@ class Markov:
 def history(indicators, draft_length):
     """The calls of strict greedy whose tests have given outcomes: begin, drafted, accepted.
 
-    A call ends at the first failure, which it corrects; a bonus position is never tested. No draft
-    reaches the last position, as each call emits a token of its own.
+    A call ends at the first failure, which it corrects; bonus and last positions are never tested.
     """
     calls, position = [], 0
     while position < len(indicators):

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,6 @@ from pipeline.errors import PipelineError
 from pipeline.methods import method_entries
 from pipeline.models import load
 from pipeline.models.heads.hidden_drafter import given_text
-from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Store
 from pipeline.study import Study
@@ -79,13 +77,18 @@ def content(artifact):
 def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     stage, drafter, request, monkeypatch, capsys
 ):
-    """The first, with which methods are warmed up, an empty one, and one too long for a drafter."""
-    real = pair.decode_timed
+    """The first, with which methods are warmed up, an empty one, and one too long for a drafter.
 
-    def short(pair, method, prompt, steps):
+    Methods take turns: each prompt begins with another.
+    """
+    real, turns = pair.decode_timed, []
+
+    def short(of, method, prompt, read):
         if prompt.prompt_id == "0":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(pair, method, prompt, steps)
+        if prompt.prompt_id == "3" and read.limit > pair.WARM_UP:
+            turns.append((of.runs, method))
+        return real(of, method, prompt, read)
 
     monkeypatch.setattr(pair, "decode_timed", short)
     monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
@@ -102,27 +105,11 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     for row in found["data"]:
         if facts["runs"][row["run"]]["lossless"] and row["temperature"] == 0:
             assert row["agreement"] == 1.0
+    runs = turns[0][0]
+    assert [method for _, method in turns] == [*runs[3:], *runs[:3]]
     assert all(row["processor_seconds"] > 0 for row in made.read("timings/runs").to_pylist())
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
         stage([[], []])
-
-
-def test_methods_take_turns(monkeypatch):
-    turns = []
-
-    def timed(_, method, *__):
-        turns.append(method)
-        return method.upper()
-
-    monkeypatch.setattr(pair, "decode_timed", timed)
-    for name in ("check_fits", "read_prompt"):
-        monkeypatch.setattr(pair, name, lambda *_: None)
-    monkeypatch.setattr(decoding, "prompt_rows", lambda *of: {"data": of[-1]})
-    both = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
-    for turn in (2, 3):
-        found = decoding.decode_prompt(both, cast("Any", None), turn)
-        assert found == {"data": ["A", "B"]}
-    assert turns == ["a", "b", "b", "a"]
 
 
 @torch.inference_mode()
