@@ -1,7 +1,4 @@
-"""The models and prompts of the fixed study, the same on every machine and under every version.
-
-Weights are made from the raw output of PCG64: torch's random numbers depend on the processor.
-"""
+"""The models and prompts of the fixed study: weights are raw output of PCG64, equal everywhere."""
 
 import json
 
