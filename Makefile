@@ -46,8 +46,7 @@ endif
 # loud line says why, and the embedded models run. With a report there is a model.
 reproduce: install ## Compute every table and figure of a study
 ifeq ($(STUDY),quick)
-	@test -e $(REPORT) && exec $(PY) -m pipeline study=quick $(ARGS); \
-	exec 3>&1; why=$$($(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
+	@exec 3>&1; why=$$(test -e $(REPORT) || $(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
 	0) exec $(PY) -m pipeline study=quick $(ARGS);; \
 	1) printf '\n***** No SmolLM2: %s *****\n***** The embedded models run instead (STUDY=mini). *****\n\n' "$$why"; \
 		exec $(PY) -m pipeline study=mini "note='$(INSTEAD)'" $(ARGS);; \
