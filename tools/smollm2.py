@@ -93,8 +93,9 @@ def _convert(path: Path, place: Path) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, logging
 
     logging.disable_progress_bar()
-    # the loader makes the same map of names for every module
-    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
+    # the loader reads the file three times, and makes the same map of names for every module
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, cache(getattr(gguf, name)))
     model, report = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
     )

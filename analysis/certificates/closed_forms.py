@@ -87,38 +87,33 @@ def compared_steps(
     )
 
 
-def closed_forms(rule: rules.Rule, steps: pd.DataFrame) -> list[Form]:
-    """Return name, kind and values (N,) of every closed form that applies to a rule.
+def closed_forms(
+    rule: rules.Rule, steps: pd.DataFrame, eps: float
+) -> tuple[list[Form], list[Condition]]:
+    """Return the closed forms that apply to a rule, and their conditions for R > eps, in nats.
 
-    Lemma 4.5 and the upper bounds hold for every rule that judges tokens; they come first and last.
-    Between them is the theorem or corollary of the rule's own family.
-    """
-    return [
-        (name, kind, value) for name, kind, value, _ in _table(rule, steps) if value is not None
-    ]
-
-
-def conditions(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
-    """Return the conditions of a rule's closed forms for a step to be certified at eps, in nats.
-
-    The rule's own theorem comes first; without one it is the threshold form of Lemma 4.5. An
-    inverse is NaN beyond the largest value of its function. `steps` are of `compared_steps`.
+    Lemma 4.5 and the upper bounds hold for every rule that judges tokens; they are the first and
+    last forms. Between them is the theorem or corollary of the rule's own family, whose condition
+    is the first; without one it is that of the threshold form of Lemma 4.5. An inverse is NaN
+    beyond the largest value of its function. `steps` are of `compared_steps`.
 
     >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
-    >>> steps = pd.DataFrame(columns)
-    >>> [condition.asks for condition in conditions(rules.Additive(0.3), steps, 0.05)]
+    >>> _, conditions = closed_forms(rules.Additive(0.3), pd.DataFrame(columns), 0.05)
+    >>> [condition.asks for condition in conditions]
     ['t > 0.3136', 't > 0.3136']
-    >>> conditions(rules.Tree(2), steps, 0.05)[0].asks
+    >>> _, conditions = closed_forms(rules.Tree(2), pd.DataFrame(columns), 0.05)
+    >>> conditions[0].asks
     'p₀ − p₂ > 0.2566'
     """
-    return [
+    rows = _table(rule, steps, eps)
+    return [(name, kind, values) for name, kind, values, _ in rows if values is not None], [
         Condition(name, "sufficient" if kind == "lower" else kind, *asked)
-        for name, kind, _, asked in _table(rule, steps, eps)
+        for name, kind, _, asked in rows
         if asked is not None
     ]
 
 
-def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
+def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
     """Return the closed forms of a rule: name, kind, values (N,), and the condition for R > eps."""
     p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
     if isinstance(rule, rules.Tree):

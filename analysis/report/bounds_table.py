@@ -7,13 +7,13 @@ token is stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..certificates.closed_forms import closed_forms, conditions
+from ..certificates.closed_forms import closed_forms
 from ..rules import Rule
 from ..topk import Floats
 from .table import Table, together
@@ -38,7 +38,7 @@ def compared_level(levels: Iterable[float]) -> float:
     return min(sorted(set(levels)), key=lambda level: abs(level - COMPARED_AT))
 
 
-def bounds_table(targets: Mapping[str, Sequence[RuleSteps]], eps: float) -> Table | None:
+def bounds_table(targets: Mapping[str, Iterable[RuleSteps]], eps: float) -> Table | None:
     """Compare exact certificates with the closed forms; None where no rule has one.
 
     At `eps`, in nats, the closed forms are turned round, and the certified steps are counted.
@@ -77,14 +77,15 @@ def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
     compared = steps.dropna(subset=["certificate", "b"])
     r = compared["certificate"].to_numpy()
     rows: list[dict[str, Any]] = []
-    for name, kind, values in closed_forms(rule, compared):
+    forms, conditions = closed_forms(rule, compared, eps)
+    for name, kind, values in forms:
         above, below = (values, r) if kind == "upper" else (r, values)
         usable = (below > 0) & (above > 0)
         least = float(np.min(above[usable] / below[usable])) if any(usable) else math.nan
         certified = math.nan if kind == "upper" else share(values > eps)
         row: dict[str, Any] = {"median": median(values), "ratio": least, "certified": certified}
         rows.append({"bound": name, "kind": kind, **row})
-    for condition in conditions(rule, compared, eps):
+    for condition in conditions:
         certified = condition.met if len(r) else math.nan
         row = {"asks": condition.asks, "level": condition.level, "certified": certified}
         rows.append({"bound": condition.name, "kind": condition.kind, **row})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, given_text
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import CPU_CHUNK, Found, ranks_of
+from pipeline.models.logit_statistics import CPU_CHUNK, Found, argmax, ranks_of
 from pipeline.models.passes import Texts
 
 CUDA_CHUNK = 1 << 23  # float64 values of one array on a GPU; about ten are held at once
@@ -92,8 +92,7 @@ def compare_logits(
 def _compare(
     target: Tensor, drafts: Sequence[Tensor], temperature: float, completed: Tensor | None
 ) -> Found:
-    # argmax leaves open which of equal logits it takes; of booleans, the first is wanted
-    first = _first(target == target.amax(1, keepdim=True))[:, None]
+    first = argmax(target)[:, None]
     log_p, p = _distribution(target, temperature)
     depths = []
     for draft in drafts:
@@ -177,10 +176,5 @@ def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """Return the drafter's argmax, of tied ones that of worst target rank, and this rank."""
     tied = draft == draft.amax(1, keepdim=True)
     worst = torch.where(tied, target, torch.inf).amin(1, keepdim=True)
-    token = draft.shape[1] - 1 - _first((tied & (target == worst)).flip(1))
+    token = draft.shape[1] - 1 - argmax((tied & (target == worst)).flip(1).float())
     return token, ranks_of(token, target)
-
-
-def _first(flags: Tensor) -> Tensor:
-    columns = torch.arange(flags.shape[1], 0, -1, device=flags.device, dtype=torch.int32)
-    return flags.shape[1] - (flags * columns).amax(1).long()

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
-from analysis.certificates.closed_forms import closed_forms, compared_steps, conditions
+from analysis.certificates.closed_forms import closed_forms, compared_steps
 from analysis.report.bounds_table import bounds_table
 from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
@@ -218,15 +218,17 @@ def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_
         # Theorem 4.11: whatever the step; from log 2 on t = 1, where every p > 0 is accepted
         every = Additive(min(float(np.fmin(bounds.g_inverse(eps), 1)) + 1e-9, 1.0))
         assert (certify(dist, every).lower > eps).all()
-        (asked, *_) = conditions(every, one_step(every, *two_point_example(0.3), 0.0)[1], eps)
+        example = one_step(every, *two_point_example(0.3), 0.0)[1]
+        asked = closed_forms(every, example, eps)[1][0]
         assert asked.met == 1
         assert (asked.asks == "t = 1") == (eps > np.log(2))
         for at, rule in enumerate(rules):
             lower, upper, *counts = (column[:, at] for column in found)
             steps = compared_steps(dist, rule, (lower, upper), *counts)
             steps = steps.dropna(subset=["certificate", "b"])
-            forms = {name: values for name, _, values in closed_forms(rule, steps)}
-            for asked in conditions(rule, steps, eps):
+            found_forms, conditions = closed_forms(rule, steps, eps)
+            forms = {name: values for name, _, values in found_forms}
+            for asked in conditions:
                 met = np.broadcast_to(asked.quantity > asked.level, len(steps))
                 if asked.kind == "sufficient":
                     assert (steps["certificate"][met] > eps * (1 - 1e-12)).all()

@@ -59,6 +59,26 @@ def test_float32_head_of_a_bfloat16_model(directory):
     assert (coarse - exact).abs().max() > 1e-4 * exact.abs().max()
 
 
+@pytest.mark.parametrize(("lengths", "early"), [
+    ([40, 38, 12, 11, 10], 2), ([10, 40, 11, 38, 12], 4), ([10, 11, 12, 38, 40], 5),
+])  # fmt: skip
+def test_a_batch_is_read_as_its_prompts_are_and_padding_by_few(directory, lengths, early):
+    model, width = load(directory), max(lengths)
+    torch.manual_seed(0)
+    prompts = [torch.randint(4, tiny.VOCABULARY, (1, n)) for n in lengths]
+    padded = [torch.nn.functional.pad(ids, (width - ids.shape[1], 0)) for ids in prompts]
+    read, cells = model.module.forward, []
+    model.module.forward = lambda input_ids, **rest: (
+        cells.append(input_ids.numel()), read(input_ids=input_ids, **rest))[1]  # fmt: skip
+    texts = Texts(model, width + 1, padding=torch.tensor([width - n for n in lengths]))
+    with torch.inference_mode():
+        batch = [texts.read(torch.cat(padded))[:, 0], texts.extend(torch.full((5, 1), 7))[:, 0]]
+    assert sum(cells[:-1]) == early * 28 + 5 * 12
+    for ids, *logits in zip(prompts, *batch, strict=True):
+        plain = read(input_ids=torch.cat([ids, torch.tensor([[7]])], 1)).logits[0, -2:]
+        torch.testing.assert_close(torch.stack(logits), plain, atol=2e-5, rtol=0)
+
+
 def test_preallocated_cache_equals_transformers(directory):
     """Bit for bit, also after rows have left the batch."""
     model = load(directory)

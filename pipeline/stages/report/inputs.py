@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,10 +179,10 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     return found
 
 
-def comparisons(target: Target, source: Source) -> list[RuleSteps]:
-    """Return the steps that certificates and closed forms are compared over; none of a log."""
+def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
+    """Yield the steps that certificates and closed forms are compared over; none of a log."""
     if source.artifacts["distributions"].facts.get("log") is not None or target.dist is None:
-        return []
+        return
     columns = []
     for rule, ends in target.certificates.items():
         if rule.judges_tokens or type(rule) is Tree:  # a user's own tree has no closed form
@@ -196,4 +196,5 @@ def comparisons(target: Target, source: Source) -> list[RuleSteps]:
         for rule, (lower, upper), sizes, counts in columns:
             compared = compared_steps(part, rule, (lower[at], upper[at]), sizes[at], counts[at])
             frames[rule].append(compared)
-    return [(rule, pd.concat(parts, ignore_index=True)) for rule, parts in frames.items()]
+    for rule in list(frames):
+        yield rule, pd.concat(frames.pop(rule), ignore_index=True)
