@@ -44,9 +44,12 @@ def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatc
 
 
 def read_distributions(artifact: Artifact) -> TopK:
-    """Read all steps of an artifact at once."""
-    table = artifact.read(columns=[*TOKENS, *MOMENTS]).combine_chunks()
-    return as_top_k(table.to_batches()[0], artifact.facts)
+    """Read all steps of an artifact at once, a column after the other: half the memory."""
+    import pyarrow as pa
+
+    names = [*TOKENS, *MOMENTS]
+    arrays = [artifact.read(columns=[name])[name].combine_chunks() for name in names]
+    return as_top_k(pa.record_batch(arrays, names=names), artifact.facts)
 
 
 def resampled(

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
-
 from pipeline.errors import PipelineError, first_line
 from pipeline.stage import Inputs, Json, Task
 
@@ -100,6 +98,8 @@ class Here:
 
 def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result | None:
     """Return the result of a batch; None where it does not fit into the memory."""
+    import torch
+
     try:
         return worker.compute(names, progress)
     except (RuntimeError, MemoryError) as error:
@@ -111,6 +111,8 @@ def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out, of CUDA or of torch's CPU allocator."""
+    import torch
+
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         words in str(error) for words in OUT_OF_MEMORY
     )

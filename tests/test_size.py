@@ -16,21 +16,21 @@ SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
     "analysis": 1049,
     "analysis/acceptance": 743,
-    "analysis/certificates": 1068,
+    "analysis/certificates": 1063,
     "analysis/decoding": 978,
-    "analysis/report": 2782,
+    "analysis/report": 2783,
     "analysis/statistics": 509,
     "analysis/trees": 553,
     "assets/tasks": 285,
     "benchmarks": 699,
     "conf": 269,
-    "pipeline": 3911,
+    "pipeline": 3916,
     "pipeline/decoding": 1409,
     "pipeline/engines": 1863,
-    "pipeline/models": 1745,
-    "pipeline/stages": 2295,
-    "tests": 12521,
-    "tools": 251,
+    "pipeline/models": 1754,
+    "pipeline/stages": 2296,
+    "tests": 12540,
+    "tools": 252,
 }
 
 
