@@ -44,7 +44,7 @@ def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatc
 
 
 def read_distributions(artifact: Artifact) -> TopK:
-    """Read all steps of an artifact at once, a column after the other: half the memory."""
+    """Read all steps of an artifact at once, a column after the other to save memory."""
     import pyarrow as pa
 
     names = [*TOKENS, *MOMENTS]
