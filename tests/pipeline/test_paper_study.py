@@ -118,6 +118,9 @@ def test_again_without_a_hub(fetched, offline):
     printed = fetched.run("pipeline.cli", *OVERRIDES, offline=offline)
     assert "computing" not in printed
     assert "heavy: []" in printed
+    printed = fetched.run("pipeline.cli", *OVERRIDES, f"note=run{offline}", offline=offline)
+    assert printed.count(": computing") == 1  # the report, which has the note, and needs no models
+    assert "torch" not in printed.partition("heavy: ")[2]
     more = [f"prompts.count={5 + int(offline)}", "distributions.steps=2", "stage=distributions"]
     printed = fetched.run("pipeline.cli", *OVERRIDES, *more, offline=offline)
     assert printed.count(": computing") == 3
