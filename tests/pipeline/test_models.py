@@ -59,15 +59,16 @@ def test_float32_head_of_a_bfloat16_model(directory):
     assert (coarse - exact).abs().max() > 1e-4 * exact.abs().max()
 
 
-@pytest.mark.parametrize(("lengths", "early"), [
-    ([40, 38, 12, 11, 10], 2), ([10, 40, 11, 38, 12], 4), ([10, 11, 12, 38, 40], 5),
+@pytest.mark.parametrize(("name", "lengths", "early"), [
+    ("qwen3", [40, 38, 12, 11, 10], 2), ("gemma3", [10, 40, 11, 38, 12], 4),
+    ("bloom", [10, 11, 12, 38, 40], 5),
 ])  # fmt: skip
-def test_a_batch_is_read_as_its_prompts_are_and_padding_by_few(directory, lengths, early):
-    model, width = load(directory), max(lengths)
-    torch.manual_seed(0)
+def test_a_batch_is_read_as_its_prompts_are_and_padding_by_few(name, lengths, early, tmp_path):
+    directory = write(tmp_path / "model", *MADE[name])
+    model = load_model(tiny.used(directory, "targets.made", attention=MADE[name][2]))
+    width, read, cells = max(lengths), model.module.forward, []
     prompts = [torch.randint(4, tiny.VOCABULARY, (1, n)) for n in lengths]
     padded = [torch.nn.functional.pad(ids, (width - ids.shape[1], 0)) for ids in prompts]
-    read, cells = model.module.forward, []
     model.module.forward = lambda input_ids, **rest: (
         cells.append(input_ids.numel()), read(input_ids=input_ids, **rest))[1]  # fmt: skip
     texts = Texts(model, width + 1, padding=torch.tensor([width - n for n in lengths]))
