@@ -26,7 +26,7 @@ LINES = {
     "conf": 269,
     "pipeline": 3916,
     "pipeline/decoding": 1409,
-    "pipeline/engines": 1863,
+    "pipeline/engines": 1860,
     "pipeline/models": 1754,
     "pipeline/stages": 2296,
     "tests": 12544,

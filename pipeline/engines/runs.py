@@ -198,14 +198,11 @@ def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
     pairs = list(zip(runs, speeds, strict=True))
     known = [(run, speed) for run, speed in pairs if run.length and not math.isnan(speed.times)]
     if not known:
+        lengths = "how long its drafts are (decoding.draft_length=N)"
         missing = [
             f"{run.path.name} does not tell "
-            + (
-                "how long its drafts are (decoding.draft_length=N)"
-                if timed
-                else "seconds as BASE does"
-            )
-            for run, timed in ((run, not math.isnan(speed.times)) for run, speed in pairs)
+            f"{'seconds as BASE does' if math.isnan(speed.times) else lengths}"
+            for run, speed in pairs
         ]
         return [
             f"no recommendation: {'; '.join(missing)}: give two pages of /metrics, or two files of "
