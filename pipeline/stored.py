@@ -89,9 +89,9 @@ def read_steps(artifact: Artifact) -> Steps:
 def drafted_kl(artifact: Artifact) -> Floats:
     """Return KL(p||q) at the first depth of every step of stage drafts; that of a completed q'."""
     if not artifact.facts.get("completed"):
-        return np.asarray(artifact.read(columns=["kl"])["kl"].to_numpy())
+        return numbers(artifact.read(columns=["kl"])["kl"])
     table = artifact.read(columns=["full_kl", "argmax_rank"])
-    full_kl, argmax_rank = (column.to_numpy() for column in table.columns)
+    full_kl, argmax_rank = map(numbers, table.columns)
     # a tree can accept no argmax that the head lacks, which ranks behind all tokens
     return np.where(argmax_rank == artifact.facts["vocab_size"], np.inf, full_kl)
 

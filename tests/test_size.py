@@ -16,9 +16,9 @@ SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
     "analysis": 1049,
     "analysis/acceptance": 743,
-    "analysis/certificates": 1063,
+    "analysis/certificates": 1065,
     "analysis/decoding": 978,
-    "analysis/report": 2783,
+    "analysis/report": 2784,
     "analysis/statistics": 509,
     "analysis/trees": 553,
     "assets/tasks": 285,
@@ -27,8 +27,8 @@ LINES = {
     "pipeline": 3916,
     "pipeline/decoding": 1409,
     "pipeline/engines": 1860,
-    "pipeline/models": 1754,
-    "pipeline/stages": 2296,
+    "pipeline/models": 1763,
+    "pipeline/stages": 2297,
     "tests": 12544,
     "tools": 252,
 }

@@ -93,7 +93,7 @@ def _convert(path: Path, place: Path) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, logging
 
     logging.disable_progress_bar()
-    # the loader reads the file three times, and makes the same map of names for every module
+    # the loader reads the file twice, and makes the same map of names for every module
     for name in ("GGUFReader", "get_tensor_name_map"):
         setattr(gguf, name, cache(getattr(gguf, name)))
     model, report = AutoModelForCausalLM.from_pretrained(

@@ -106,11 +106,13 @@ def closed_forms(
     'p₀ − p₂ > 0.2566'
     """
     rows = _table(rule, steps, eps)
-    return [(name, kind, values) for name, kind, values, _ in rows if values is not None], [
+    forms = [(name, kind, values) for name, kind, values, _ in rows if values is not None]
+    conditions = [
         Condition(name, "sufficient" if kind == "lower" else kind, *asked)
         for name, kind, _, asked in rows
         if asked is not None
     ]
+    return forms, conditions
 
 
 def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:

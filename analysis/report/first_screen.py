@@ -188,7 +188,8 @@ def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     }
     if target.kl is not None:
         within, drafter = (target.kl <= eps).mean(), results.drafter
-        reached = _statistics(results)[target.label, GREEDY, "measured_per_call"][0]
+        of_greedy = {"rule": GREEDY, "statistic": "measured_per_call"}
+        reached = results.select("acceptance", target=target.label, **of_greedy)["value"].iloc[0]
         rows[f"{drafter} is within that KL, of the steps"] = (within, percent_text)
         rows[f"{drafter} reaches, tokens per call"] = (reached, number_text)
     return [

@@ -104,7 +104,7 @@ def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> t
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
     if method.temperature == 0:
-        ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
+        ranks = numbers(artifact.read(columns=["argmax_rank"])["argmax_rank"])
         return greedy_rates(ranks, count)
     facts, names = artifact.facts, (*TOKENS, *MOMENTS[:2])
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])

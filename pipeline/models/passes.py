@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,6 +42,16 @@ def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
         return pad(bias, (text, 0))[None, None], (offsets + text)[None]
 
     return after
+
+
+def _early(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Return how many of the first rows read alone up to which column; each saves 1/16 of all."""
+    parts, begin, count = list[tuple[int, int]](), 0, len(padding)
+    for rows in range(1, count):
+        end = min(padding[rows:])
+        if (count - rows) * (end - begin) * 16 > count * width:
+            parts, begin = [*parts, (rows, end)], end
+    return parts
 
 
 class Texts:
@@ -82,20 +93,18 @@ class Texts:
     def read(self, ids: Tensor, keep: int = 1) -> Tensor:
         """Read prompts (B, n) as `extend` does; return the logits after the last token only.
 
-        Columns that are padding behind the first rows are read by these alone, as long as that
-        saves a sixteenth of all: of a batch, the longest prompts should come first.
+        Columns that are padding behind the first rows are read by these alone: of a batch, the
+        longest prompts should come first.
         """
-        padding, parts, begin, joined = self._padding, list[tuple[int, int]](), 0, 0
-        if padding is not None and all(layer.is_croppable for layer in self.cache.layers):
-            ends = padding.flip(0).cummin(0).values.flip(0).tolist()  # of the padding of all behind
-            for rows, end in enumerate(ends[1:], start=1):
-                if (len(ids) - rows) * (end - begin) * 16 > ids.numel():
-                    parts, begin = [*parts, (rows, end)], end
-        for rows, end in [*parts, ids.shape]:
-            if joined:  # the others begin with columns of the last one, which they do not see
-                self.select(torch.arange(rows, device=ids.device).clamp(max=joined - 1))
-            self._padding, joined = None if padding is None else padding[:rows], rows
-            logits = self.extend(ids[:rows, self.length : end], keep=keep)
+        padding = self._padding
+        if padding is None or not all(layer.is_croppable for layer in self.cache.layers):
+            return self.extend(ids, keep=keep)
+        parts = [(0, 0), *_early(padding.tolist(), ids.shape[1]), ids.shape]
+        for (before, begin), (rows, end) in pairwise(parts):
+            if before:  # rows that join begin with columns of the last one, which they do not see
+                self.select(torch.arange(rows, device=ids.device).clamp(max=before - 1))
+            self._padding = padding[:rows]
+            logits = self.extend(ids[:rows, begin:end], keep=keep)
         return logits
 
     def extend(

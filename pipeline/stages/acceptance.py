@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, mark_of
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
-from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
+from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
 from pipeline.errors import PipelineError
 from pipeline.stage import Json, Stage, Task, statistics_entries
 from pipeline.stored import read_steps
@@ -70,7 +70,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     sampled = drafts.facts["sampled_temperature"]
     if sampled is not None:
         table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-        tv, races, harmonic = (column.to_numpy() for column in table.columns)
+        tv, races, harmonic = map(numbers, table.columns)
         rows += stochastic_statistics(tv, races, harmonic, bootstrap)
     for at, deep in enumerate(steps.by_depth if steps.deeper else ()):  # one depth is the first
         by_depth = [judgement.by_depth[at] for judgement in chosen]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, mark_of
-from pipeline.columns import COUNTED, CUT, INTERVAL, Column
+from pipeline.columns import COUNTED, CUT, INTERVAL, Column, numbers
 from pipeline.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     resamples = resampled(steps, above.inputs["distributions"], task.runtime.statistics)
     frames = []
     for rule in rules:
-        lower = artifact.read(columns=["lower"], rule=rule.label)["lower"].to_numpy()
+        lower = numbers(artifact.read(columns=["lower"], rule=rule.label)["lower"])
         frame = run_lengths(lower, task.settings["eps"], *resamples)
         frames.append(frame.assign(rule=rule.label))
     out.facts |= {"prompts": resamples[1].count, "steps": len(steps)}

@@ -105,16 +105,17 @@ def read_target(report: Task, source: Source) -> Target:
     trajectories, bootstrap = stored.resampled(steps, task, report.runtime.statistics)
     texts = source.artifacts["prompts"].read(columns=["prompt_id", "text"]).to_pydict()
     text_of = dict(zip(texts["prompt_id"], texts["text"], strict=True))
-    tokens, drafts = steps["token_id"].to_numpy(), source.artifacts.get("drafts")
+    tokens, drafts = numbers(steps["token_id"]), source.artifacts.get("drafts")
     certificates = {}
     for rule in rules:
         ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
-        certificates[rule] = ends["lower"].to_numpy(), ends["upper"].to_numpy()
+        certificates[rule] = numbers(ends["lower"]), numbers(ends["upper"])
     judged = {}
     for rule in dict.fromkeys([StrictGreedy(), *rules]) if "acceptance" in source.artifacts else ():
         columns = ["lower", "upper", "accepted", "certified"]
         table = source.artifacts["acceptance"].read(columns=columns, rule=rule.label)
-        judged[rule.label] = Judgement(rule, *(column.to_numpy() for column in table.columns))
+        lower, upper, accepted, certified = map(numbers, table.columns)
+        judged[rule.label] = Judgement(rule, lower, upper, accepted, certified)
     dist = stored.read_distributions(dump)
     ranks = [k for k in RANKS if k <= dist.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
