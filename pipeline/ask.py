@@ -281,7 +281,9 @@ async def _send(
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
                     line["seconds"] = round(took, 6)
-                    file.write(json.dumps(sealed(line)) + "\n")  # ASCII: a text may be no valid Unicode
+                    file.write(
+                        json.dumps(sealed(line)) + "\n"
+                    )  # ASCII: a text may be no valid Unicode
                     file.flush()
                 bar.update(1)
 
