@@ -66,8 +66,9 @@ def write_whole(path: Path, *parts: bytes) -> None:
     """Write a file in one piece; a link in its place is replaced, and what it leads to stays."""
     beside = path.with_name(f"{path.name}.tmp")
     beside.unlink(missing_ok=True)  # of a killed run, or a link
+    opened = beside.open("xb")
     try:
-        with beside.open("xb") as file:
+        with opened as file:
             file.writelines(parts)
         put(beside, path)
     except BaseException:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.files import file_digest, json_digest, read_json, write_json
+from pipeline.files import file_digest, json_digest, read_json, write_json, write_whole
 from pipeline.paths import OUTPUTS, ROOT
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -180,7 +180,8 @@ def keep_commit(name: str, revision: str | None, kind: str, commit: str) -> None
     if not COMMIT.fullmatch(revision or ""):
         place = _reference(name, revision, kind)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(commit)
+        with suppress(FileExistsError, FileNotFoundError):  # another process notes it
+            write_whole(place, commit.encode())
 
 
 def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
