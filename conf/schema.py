@@ -27,6 +27,11 @@ STAGE_NAMES: tuple[StageName, ...] = get_args(StageName)
 LookupMatch = Literal["latest", "earliest"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 LONGEST_NAME = 100  # bytes; file names have at most 255, and the project adds to the name
+# Of a branch, a tag or a commit, by the rules of Git: it becomes the name of a file of the cache.
+REVISION = re.compile(
+    r"(?!.*(?:\.\.|//|@\{|/\.|[/.]$|\.lock(?:/|$)))[^\x00-\x20\x7f~^:?*\[\\/.]"
+    r"[^\x00-\x20\x7f~^:?*\[\\]{0,199}"
+)
 T = TypeVar("T")
 
 
@@ -54,6 +59,12 @@ def _text(value: str) -> str:
     return value
 
 
+def _revision(value: str) -> str:
+    if not (REVISION.fullmatch(value) and value.isprintable()):
+        raise ValueError("should be the name of a branch or tag, or a commit")
+    return value
+
+
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("should be auto, cpu, cuda or cuda:N")
@@ -68,6 +79,7 @@ def _different(values: list[T]) -> list[T]:
 
 Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, AfterValidator(_text)]  # a path, or a hub id
+Revision = Annotated[str, AfterValidator(_revision)]
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -85,7 +97,7 @@ class ModelConfig(Section):
     """A causal language model in a directory or on the hub."""
 
     path: Text
-    revision: str | None
+    revision: Revision | None
     label: Name
     dtype: Dtype
     head_dtype: Dtype
@@ -109,7 +121,7 @@ class Prompts(Section):
     """The source of the prompts and their sample."""
 
     source: Text
-    revision: str | None
+    revision: Revision | None
     split: str | None
     count: Count
     min_tokens: Count

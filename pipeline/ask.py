@@ -7,8 +7,9 @@ ask.log_probs (how many per token; 0: token ids only), ask.model, ask.concurrent
 ask.timeout (seconds for a whole answer), ask.name. A server's key is that in OPENAI_API_KEY.
 
 Writes below outputs/answers: NAME.jsonl, which `pipeline.engine` and `study=log` read; NAME.json,
-how it was asked; and the server's page of /metrics before and after the requests. If it is stopped,
-run the same command again: it goes on with the prompts without an answer.
+which server was asked and how; and the server's page of /metrics before and after the requests. If
+it is stopped, run the same command again: it goes on with the prompts without an answer, unless the
+server has another model by then. A login in URL (http://user:password@host) is not stored.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from typing import Any
 import httpx2
 from filelock import FileLock, Timeout
 
-from conf.schema import Ask
+from conf.schema import LONGEST_NAME, Ask
 from pipeline.config import files_and_overrides
 from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
+from pipeline.engines.seals import SEAL, is_whole, sealed
 from pipeline.errors import PipelineError, command, first_line
-from pipeline.files import slug
+from pipeline.files import digest, slug, write_whole
 from pipeline.shards import progress_bar
 from pipeline.store import relative
 from pipeline.study import Study
@@ -41,6 +43,7 @@ from pipeline.study import Study
 ATTEMPTS = 6  # at one prompt
 WAIT = 1.0  # seconds before the second, doubled before each further one
 BUSY = httpx2.codes.TOO_MANY_REQUESTS
+SHOWN = 80  # characters of a long name that are kept
 USAGE = "python -m pipeline.ask URL [OVERRIDES]"
 
 
@@ -56,13 +59,15 @@ def main(arguments: Sequence[str]) -> None:
 async def _ask(url: str, study: Study) -> None:
     settings = study.config.ask
     key = os.environ.get("OPENAI_API_KEY", "").strip()
+    address, login = servers.split_login(url)
     async with httpx2.AsyncClient(
         timeout=httpx2.Timeout(servers.PATIENCE, read=None, pool=None),  # of the whole: `fetch`
         limits=httpx2.Limits(max_connections=settings.concurrent),
         headers={"Authorization": f"Bearer {key}"} if key else {},
+        auth=login,
         trust_env=False,
     ) as client:
-        server = await servers.open_server(client, url, settings.model)
+        server = await servers.open_server(client, address, settings.model)
         prompts = _prompts(study)
         before = await servers.metrics_page(client, server)
         path = Path(study.config.outputs) / "answers" / f"{_name(study, before)}.jsonl"
@@ -89,30 +94,30 @@ async def _save(
     how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
     requests = {name: servers.request_body(server, ids, *how) for name, ids in prompts.items()}
     answered = _read_answered(path, requests)
+    record = path.with_suffix(".json")
+    about = _about(server, settings, before)
+    if answered:
+        _check_same_server(record, about, answered.values())
     todo = {name: body for name, body in requests.items() if name not in answered}
     if not todo:
         print(f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for others")
         return
+    # of no page until all is done: a run that is killed leaves none that covers its answers
+    counts = {"answers": len(answered), "answers_of_pages": 0, "seconds": 0.0}
+    _write_json(record, about | counts)
+    _write_page(path.with_suffix(".before.txt"), before)
+    _write_page(path.with_suffix(".after.txt"), None)
     began = time.time()
     failed = await _send(client, server, todo, path, settings)
+    seconds = round(time.time() - began, 3)
     after = await servers.metrics_page(client, server)
-    for name, page in (("before", before), ("after", after)):
-        place = path.with_suffix(f".{name}.txt")
-        place.unlink(missing_ok=True)
-        if page is not None:
-            place.write_text(page, encoding="utf-8")
-    about = {
-        "url": server.url,
-        "engine": server.engine,
-        "version": server.version,
-        "model": server.model,
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "concurrent": settings.concurrent,
+    _write_page(path.with_suffix(".after.txt"), after)
+    counts = {
         "answers": len(requests) - len(failed),
         "answers_of_pages": len(todo) - len(failed),  # those between the two pages
-        "seconds": round(time.time() - began, 3),
+        "seconds": seconds,
     }
-    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    _write_json(record, about | counts)
     if failed:
         name, reason = next(iter(failed.items()))
         raise PipelineError(
@@ -122,9 +127,65 @@ async def _save(
     pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
     print(
         f"{server.shown}, {printable(server.model)}: {len(todo)} answers in "
-        f"{about['seconds']:.1f} s{pages}\nanswers: {relative(path)}",
+        f"{seconds:.1f} s{pages}\nanswers: {relative(path)}",
         flush=True,
     )
+
+
+def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str, Any]:
+    """Return what NAME.json says of a server; `page` is its page before the requests."""
+    return {
+        "url": server.url,
+        **server.identity,
+        "version": server.version,
+        "draft_length": _draft_length(server, page),
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "concurrent": settings.concurrent,
+    }
+
+
+def _draft_length(server: servers.Server, page: str | None) -> int | None:
+    """Return how many tokens the server drafts; None where it does not tell before it drafts."""
+    length = 0 if page is None else len(read_page("/metrics", page).by_place)
+    tells_none = server.engine == "vLLM" and page is not None
+    return length if length or tells_none else None
+
+
+def _check_same_server(
+    record: Path, about: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]
+) -> None:
+    """Refuse to go on with answers of another model, engine or draft length."""
+    other = "give ask.name=NAME for a new file"
+    if not record.is_file():
+        if all("model" in request for request in requests):
+            return  # these name it, and are equal to the new ones
+        raise PipelineError(f"{record}, which says what answered before, is missing: {other}")
+    try:
+        known = dict(json.loads(record.read_bytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PipelineError(
+            f"{record} can't be read ({type(error).__name__}), so it does not say what answered "
+            f"before: {other}"
+        ) from error
+    for name in ("engine", "model", "weights", "draft_length"):
+        told = known.get(name) in (None, "") or about[name] in (None, "")
+        if not told and known[name] != about[name]:
+            raise PipelineError(
+                f"{record} has answers of {name}={printable(known[name])}, the server now has "
+                f"{printable(about[name])}: {other}, or start the server as it was"
+            )
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _write_page(path: Path, page: str | None) -> None:
+    """Write a page of /metrics, or remove that of an earlier run."""
+    if page is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_whole(path, page.encode("utf-8", errors="replace"))
 
 
 def _prompts(study: Study) -> dict[str, list[int]]:
@@ -143,34 +204,53 @@ def _prompts(study: Study) -> dict[str, list[int]]:
 def _name(study: Study, page: str | None) -> str:
     """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
     if study.config.ask.name is not None:
-        return slug(study.config.ask.name)
+        return study.config.ask.name
+    name = "-".join([study.config.study, *study.targets])
+    if len(name.encode()) > LONGEST_NAME:
+        name = f"{slug(name)[:SHOWN]}-{digest(name.encode())[:8]}"
     length = 0 if page is None else len(read_page("/metrics", page).by_place)
-    drafts = f"-drafts-of-{length}" if length else ""
-    return slug("-".join([study.config.study, *study.targets]) + drafts)
+    return f"{name}-drafts-of-{length}" if length else name
 
 
-def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
-    """Return the prompts that a file of an earlier run answers; cut off its torn last line."""
+def _read_answered(path: Path, requests: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the requests that a file of an earlier run answers; cut off its torn last line."""
+    if path.is_symlink():
+        raise PipelineError(f"{path} is a link: give ask.name=NAME for a file of its own")
     if not path.exists():
-        return set()
+        return {}
     whole = path.read_bytes()
-    kept = whole[: whole.rfind(b"\n") + 1]
-    if kept != whole:
-        os.truncate(path, len(kept))  # never written again: what is there is paid for
-    answered = set()
-    for number, line in enumerate(kept.splitlines(), start=1):
+    end = whole.rfind(b"\n") + 1
+    answered = {}
+    other = "give ask.name=NAME for a new file, or delete this one"
+    for number, line in enumerate(whole[:end].splitlines(), start=1):
         try:
             row = json.loads(line)
             name, request = row["custom_id"], row["request"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             name, request = None, None
-        if not isinstance(name, str) or requests.get(name) != request:
+        if not isinstance(name, str) or name not in requests or requests[name] != request:
             raise PipelineError(
                 f"{path}, line {number} answers another request (prompts, steps, sampling or "
-                "log-probabilities differ): give ask.name=NAME for a new file, or delete this one"
+                f"log-probabilities differ): {other}"
             )
-        answered.add(name)
+        if not is_whole(row):
+            raise PipelineError(
+                f"{path}, line {number} was changed since it was saved (its {SEAL} differs): "
+                "delete this line, and it is asked again, or give ask.name=NAME for a new file"
+            )
+        answered[name] = request
+    torn = whole[end:]
+    if torn:
+        begins = (_beginning(name, request) for name, request in requests.items())
+        if not any(torn.startswith(text) or text.startswith(torn) for text in begins):
+            raise PipelineError(f"{path}: its last line is no answer to this study: {other}")
+        os.truncate(path, end)  # never written again: what is there is paid for
     return answered
+
+
+def _beginning(name: str, request: Any) -> bytes:
+    """Return how the line of an answer begins."""
+    return json.dumps({"custom_id": name, "request": request})[:-1].encode()
 
 
 async def _send(
@@ -201,7 +281,9 @@ async def _send(
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
                     line["seconds"] = round(took, 6)
-                    file.write(json.dumps(line) + "\n")  # ASCII: a text may be no valid Unicode
+                    file.write(
+                        json.dumps(sealed(line)) + "\n"
+                    )  # ASCII: a text may be no valid Unicode
                     file.flush()
                 bar.update(1)
 

@@ -7,6 +7,7 @@ first word is one of `COMMANDS`, that command runs instead.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -131,6 +132,8 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
         if not (place.is_symlink() and place.readlink() == target):
             with store.lock():
                 place.parent.mkdir(parents=True, exist_ok=True)
+                if place.exists() and not place.is_symlink():
+                    raise FileExistsError(errno.EEXIST, "is no link, and stays as it is")
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)
                 beside.replace(place)

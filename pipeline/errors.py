@@ -17,6 +17,7 @@ from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
 from analysis import RuleError
+from pipeline.secrets import without_secrets
 
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
 WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -46,25 +47,29 @@ OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files th
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the message of an error in one line, without a full stop.
+    r"""Return the message of an error in one line, without a full stop and without secrets.
 
     >>> first_line(ValueError("no.\nmore"))
     'no'
     """
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return without_secrets(line.rstrip(". "))
 
 
 def one_line(error: BaseException) -> str:
     r"""Return an error as printed: in one line, of a `PipelineError` one for each problem.
 
+    Passwords and tokens are left out.
+
     >>> one_line(ValueError("no\n  more")), one_line(KeyError("t")), one_line(OSError(28, "full", "f"))
     ('no more', "KeyError: 't'", 'f: full')
     """  # noqa: E501
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        return without_secrets(f"{error.filename}: {error.strerror}")
     if isinstance(error, PipelineError):
-        return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
-    text = " ".join(str(error).split())
+        lines = without_secrets(str(error)).splitlines()
+        return "\n".join(" ".join(line.split()) for line in lines)
+    text = without_secrets(" ".join(str(error).split()))
     return text if text and isinstance(error, OF_INPUTS) else f"{type(error).__name__}: {text}"
 
 

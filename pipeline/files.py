@@ -62,11 +62,23 @@ def put(beside: Path, path: Path) -> None:
     sync(path.parent)
 
 
+def write_whole(path: Path, *parts: bytes) -> None:
+    """Write a file in one piece; a link in its place is replaced, and what it leads to stays."""
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.unlink(missing_ok=True)  # of a killed run, or a link
+    opened = beside.open("xb")
+    try:
+        with opened as file:
+            file.writelines(parts)
+        put(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a mapping as JSON that begins with the checksum of its own text, in one piece."""
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(_sealed(content))
-    put(beside, path)
+    write_whole(path, _sealed(content).encode())
 
 
 def _sealed(content: Mapping[str, Any]) -> str:
@@ -102,11 +114,7 @@ def unreadable(artifact: Path, path: Path, error: OSError) -> PipelineError:
 
 def write_checked(path: Path, content: bytes) -> None:
     """Write bytes behind a line with their checksum, in one piece."""
-    beside = path.with_name(f"{path.name}.tmp")
-    with beside.open("wb") as file:
-        file.write(f"{digest(content)}\n".encode())
-        file.write(content)
-    put(beside, path)
+    write_whole(path, f"{digest(content)}\n".encode(), content)
 
 
 def read_checked(path: Path) -> bytes | None:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.files import digest, file_digest
+from pipeline.files import digest
 from pipeline.models.tokens import chat_text, encode
 from pipeline.paths import ASSETS
 from pipeline.stage import Json, Task
+from pipeline.task_files import task_files
 
 FOLDER = ASSETS / "tasks"
 INSTALL = 'pip install -e ".[harness]"'
-PARTS = (".yaml", ".py", ".json", ".jsonl")  # of a task: files beside its YAML file
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,12 @@ def task_file(name: str) -> Path | None:
 
 
 def task_entries(name: str) -> dict[str, str]:
-    """Return a task's name and version; of a file the digest of it and the files that it names."""
+    """Return a task's name and version; of a file the digest of all files that decide it."""
     file = task_file(name)
     if file is None:
         content = f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}"
         return {"name": name, "content": content}
-    beside = sorted(path for path in file.parent.iterdir() if path.suffix in PARTS)
-    found = [file]
-    for path in found:  # which grows
-        text = path.read_text(encoding="utf-8") if path.suffix == ".yaml" else ""
-        found += [other for other in beside if other not in found and other.stem in text]
-    content = "".join(f"{path.name} {file_digest(path)}\n" for path in found)
+    content = "".join(f"{other} {known}\n" for other, known in task_files(file))
     return {"name": file.stem, "content": digest(content.encode())}
 
 

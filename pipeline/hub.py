@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 import re
 import sys
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.files import file_digest, json_digest, read_json, write_json
+from pipeline.files import file_digest, json_digest, read_json, write_json, write_whole
 from pipeline.paths import OUTPUTS, ROOT
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+WHOLE, PARTS = "model.safetensors", "model.safetensors.index.json"  # weights, or names of parts
 PICKLED = "pytorch_model.bin"  # weights of published heads without safetensors
 HEAD_FILES = (*MODEL_FILES, PICKLED)
 TOKENIZER_FILES = (
@@ -180,7 +182,8 @@ def keep_commit(name: str, revision: str | None, kind: str, commit: str) -> None
     if not COMMIT.fullmatch(revision or ""):
         place = _reference(name, revision, kind)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(commit)
+        with suppress(FileExistsError, FileNotFoundError):  # another process notes it
+            write_whole(place, commit.encode())
 
 
 def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
@@ -234,6 +237,25 @@ def hub_files(
     if not matching(folder, needed):
         raise PipelineError(f"{key}={name}: the repository has none of {', '.join(needed)}")
     return folder
+
+
+def check_one_form(folder: Path) -> None:
+    """Check that a folder has weights in one file or in parts, not both.
+
+    transformers would take the file, vLLM the parts that the index names.
+
+    Raises:
+        ValueError: it has both.
+    """
+    index, whole = folder / PARTS, folder / WHOLE
+    if not (index.is_file() and whole.is_file()):
+        return
+    named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+    if set(named.values()) != {WHOLE}:
+        raise ValueError(
+            f"there are weights in {WHOLE} and in the parts of {PARTS}: leave those that are "
+            "meant, in a copy of the directory if it is not yours"
+        )
 
 
 def matching(folder: Path, patterns: Sequence[str], levels: int | None = None) -> list[Path]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import digest, file_digest, put, slug, sync, write_json
 from pipeline.paths import ROOT
+from pipeline.secrets import without_secrets
 from pipeline.stage import RECORD, Artifact, Inputs, Json, Out, Stage, Task
 
 TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of the content
@@ -185,7 +186,7 @@ class Store:
             "facts": out.facts,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "wall_seconds": round(seconds, 3),
-            "argv": sys.argv,
+            "argv": [without_secrets(word) for word in sys.argv],
             **environment(),
         }
         write_json(out.directory / RECORD, record)

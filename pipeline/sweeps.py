@@ -17,8 +17,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
-from pipeline.errors import terminal
-from pipeline.files import slug
+from pipeline.errors import PipelineError, terminal
+from pipeline.files import slug, write_whole
 from pipeline.stage import Artifact, Json, Task
 from pipeline.store import relative
 
@@ -29,24 +29,44 @@ LONGEST = 100  # characters of a file's name that say what was swept
 def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
     """Write the result of a job: its stage and rows, or the reason why it failed."""
     directory.mkdir(parents=True, exist_ok=True)
-    beside = directory / f"{POINT}.tmp"
-    beside.write_text(json.dumps({"overrides": overrides, **result}, indent=1) + "\n")
-    beside.replace(directory / POINT)
+    text = json.dumps({"overrides": overrides, **result}, indent=1) + "\n"
+    write_whole(directory / POINT, text.encode())
 
 
 class Sweep(Callback):
     """What Hydra calls before and after a sweep: no point of an earlier one, and the table."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Remove the results of an earlier sweep in the same directory."""
-        for point in _points(Path(config.hydra.sweep.dir)):
-            point.unlink()
+        """Remove the results of an earlier sweep in the same directory; nothing behind a link.
+
+        Raises:
+            SystemExit: a folder that a job would write to is a link.
+        """
+        with terminal():
+            directory = Path(config.hydra.sweep.dir)
+            for folder in directory.glob("[0-9]*"):
+                if folder.is_symlink():
+                    raise PipelineError(
+                        f"hydra.sweep.dir={directory}: {folder} is a link, and a job of the sweep "
+                        "would write there: remove the link, or give another directory"
+                    )
+            for point in _points(directory):
+                if _of_a_sweep(point):
+                    point.unlink()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print and write the table and the plot; SystemExit with 1 where a point has failed."""
         with terminal():
             if collect(Path(config.hydra.sweep.dir)):
                 raise SystemExit(1)
+
+
+def _of_a_sweep(point: Path) -> bool:
+    """Whether a file was written by `write_point`: another of this name is the user's."""
+    try:
+        return "overrides" in json.loads(point.read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _points(directory: Path) -> list[Path]:
@@ -68,7 +88,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     said = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(csv_text(pd.DataFrame(rows), digits=None))
+        write_whole(file, csv_text(pd.DataFrame(rows), digits=None).encode())
     except OSError as error:
         said = f" can't be written ({error.strerror})"
     print(f"all rows: {relative(file)}{said}", flush=True)
@@ -158,11 +178,11 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
 
     print_table(rows)
     table, files = pd.DataFrame(rows), ".csv, .parquet"
-    (directory / f"{name}.csv").write_text(csv_text(table, digits=None))
-    table.to_parquet(directory / f"{name}.parquet", index=False)
+    write_whole(directory / f"{name}.csv", csv_text(table, digits=None).encode())
+    write_whole(directory / f"{name}.parquet", table.to_parquet(index=False))
     figure = sweep_figure(table, swept)
     if figure is not None:
         files += ", .pdf, .png"
         for kind in ("pdf", "png"):
-            (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
+            write_whole(directory / f"{name}.{kind}", render(figure, kind))
     print(f"sweep: {relative(directory)}/{name}{files}", flush=True)

@@ -62,6 +62,18 @@ def test_what_cannot_succeed_is_one_line_before_any_work(override, message, tmp_
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("key", ["targets.local.revision", "prompts.revision"])
+def test_a_revision_names_no_other_file(key):
+    """It becomes the name of a file of the hub's cache."""
+    own = ["target=local", "targets.local.path=owner/name"]
+    for good in ("main", "refs/pr/12", "v1.0-rc.1", "a@b", "f" * 40, "x" * 200):
+        settings_of(mini(*own, f"{key}='{good}'"))
+    beyond = "../../x", "/etc/x", "..", "a/../../b", "a/.b", "a//b", "a/", "x" * 201
+    for bad in (*beyond, ".", "a b", "a.lock", "a\x1b[31m", "a:b", ""):
+        with pytest.raises(PipelineError, match=rf"{key}=.*should be the name of a branch"):
+            settings_of(mini(*own, f"{key}='{bad}'"))
+
+
 def test_all_wrong_values_are_said_at_once():
     config = mini("statistics.resamples=0", "+prompts.cuont=1", "solve.share=2", "~ask")
     with pytest.raises(PipelineError) as error:

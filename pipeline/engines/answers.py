@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from pipeline.engines.seals import CHANGED, is_whole
 from pipeline.errors import PipelineError, first_line
 
 NO_ANSWER = "objects that are no answers"
@@ -126,6 +127,8 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     """Return the answers in the object of a line, one a choice, or why it has none."""
     if not isinstance(value, Mapping):
         return NO_ANSWER
+    if not is_whole(value):
+        return CHANGED
     body = value["response"] if isinstance(value.get("response"), Mapping) else value
     request = value["request"] if isinstance(value.get("request"), Mapping) else {}
     choices, took = body.get("choices"), value.get("seconds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipeline.engines.answers import FormatError, answer_parts, printable
 from pipeline.engines.counts import read_answer
 from pipeline.engines.pages import read_page
 from pipeline.errors import PipelineError, first_line
+from pipeline.secrets import without_secrets
 
 MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
 PATIENCE = 30.0  # seconds for a connection, and for all but answers
@@ -33,11 +34,17 @@ ENGINES = {  # owner of the model: name, endpoint; where it says its version, un
 class Server:
     """A server that answers."""
 
-    url: str  # without a path
+    url: str  # without a path and a login
     engine: str  # vLLM or llama.cpp
     version: str  # its own word, empty without one
     model: str  # as the server names it
     endpoint: str  # the address that answers one prompt
+    weights: str = ""  # what else tells models of one name apart, empty where nothing does
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What has to be equal for answers to be of one model; empty where it is not told."""
+        return {"engine": self.engine, "model": self.model, "weights": self.weights}
 
     @property
     def shown(self) -> str:
@@ -89,6 +96,30 @@ async def fetch(
         return response.status_code, bytes(body)
 
 
+def split_login(url: str) -> tuple[str, tuple[str, str] | None]:
+    """Return an address without its login (http://user:password@host), and the login."""
+    try:
+        parsed = httpx2.URL(url)
+        usable = parsed.scheme in ("http", "https") and parsed.host
+    except (httpx2.InvalidURL, ValueError):
+        usable = False
+    if not usable or parsed.query or parsed.fragment:
+        raise PipelineError(
+            f"{without_secrets(url)} is no address of a server: give it without ? and #, for "
+            "instance http://localhost:8000 (a server's key is taken from OPENAI_API_KEY)"
+        ) from None
+    login = (parsed.username, parsed.password) if parsed.userinfo else None
+    return str(parsed.copy_with(userinfo=b"")), login
+
+
+def _weights(card: Mapping[str, Any]) -> str:
+    """Return where vLLM has the model from, or its sizes as llama.cpp lists them."""
+    meta = card.get("meta")
+    sizes = meta if isinstance(meta, Mapping) else {}
+    told = [card.get("root"), *(sizes.get(name) for name in ("n_params", "size"))]
+    return ", ".join(str(value) for value in told if value is not None)
+
+
 async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -> Server:
     """Return the server at an address, with or without /v1; `model` is one of several it serves."""
     base = url.rstrip("/").removesuffix("/v1")
@@ -102,7 +133,8 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
     if status in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
         raise PipelineError(f"{base} wants a key (status {status}): set OPENAI_API_KEY to it")
     try:
-        owners = {str(card["id"]): str(card.get("owned_by")) for card in json.loads(body)["data"]}
+        cards = {str(card["id"]): card for card in json.loads(body)["data"]}
+        owners = {name: str(card.get("owned_by")) for name, card in cards.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PipelineError(
             f"{base}/v1/models lists no models (status {status}): is it vLLM or llama.cpp?"
@@ -122,7 +154,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         version = printable(json.loads(body).get(key) or "")[:60]
     except (httpx2.HTTPError, TimeoutError, ValueError, AttributeError, RecursionError):
         version = ""
-    return Server(base, engine, version, name, base + endpoint)
+    return Server(base, engine, version, name, base + endpoint, _weights(cards[name]))
 
 
 async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None:

@@ -30,7 +30,7 @@ from transformers import (
 from transformers import logging as transformers_logging
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, model_folder
+from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, check_one_form, model_folder
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
@@ -106,6 +106,7 @@ def skeleton(spec: ModelSpec) -> LanguageModel:
     folder = model_folder(settings.path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.set_verbosity_error()
     with _loading(where, MODEL):
+        check_one_form(folder)
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
     if kind is None:

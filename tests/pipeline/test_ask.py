@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from filelock import FileLock
 from pipeline import ask
 from pipeline.engines import servers
 from pipeline.engines.counts import read_sums
+from pipeline.engines.seals import CHANGED
 from pipeline.study import Study
 
 STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]
@@ -29,7 +31,12 @@ class FakeServer:
     together: int = 1  # requests that must be there at once before any is answered
     text: str = "x"  # of every answer
     key: str = ""  # that requests must have, where it is not empty
+    # what /v1/models says of the model besides its owner
+    card: dict = field(default_factory=lambda: {"id": "tiny"})
+    page: str = PAGE
     asked: list[tuple[str, dict]] = field(default_factory=list)  # with their path
+    headers: list[str] = field(default_factory=list)  # with which it was asked for its models
+    at_request: Callable = lambda: None  # called for each prompt
     url: str = "http://server"
 
     async def handle(self, request):
@@ -37,13 +44,15 @@ class FakeServer:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return httpx2.Response(401, json={"error": "Unauthorized"})
         if path == "/metrics" and self.owner == "vllm":
-            return httpx2.Response(200, text=PAGE % len(self.asked))
+            return httpx2.Response(200, text=self.page % len(self.asked))
         if path == "/v1/models":
-            return httpx2.Response(200, json={"data": [{"id": "tiny", "owned_by": self.owner}]})
+            self.headers.append(request.headers.get("Authorization", ""))
+            return httpx2.Response(200, json={"data": [self.card | {"owned_by": self.owner}]})
         if request.method == "GET":
             return httpx2.Response(404, json={"detail": "Not Found"})
         body = json.loads(request.content)
         self.asked.append((path, body))
+        self.at_request()
         while len(self.asked) < self.together:
             await asyncio.sleep(0)
         fault = self.faults.pop(0) if self.faults else None
@@ -229,3 +238,178 @@ def test_errors_name_the_address(outputs):
     }.items():
         with pytest.raises(SystemExit, match=message):
             ask.main([*arguments, *STUDY, f"outputs={outputs}"])
+
+
+def interrupted(fake, outputs, name, *overrides):
+    """Ask a server that answers two prompts and refuses the others."""
+    good = [answer(fake.owner, {"prompt": [1], "n_predict": 7, "max_tokens": 7})] * 2
+    fake.faults[:] = [*good, *[400] * 3]
+    with serving(fake), pytest.raises(SystemExit, match="3 of 5 prompts have no answer"):
+        run(fake, outputs, name, *overrides)
+
+
+DRAFTS = "".join(
+    f'vllm:spec_decode_num_{name}_total{{engine="0",model_name="tiny"{place}}} 0.0\n'
+    for name, place in (
+        *((name, "") for name in ("drafts", "draft_tokens", "accepted_tokens")),
+        *(("accepted_tokens_per_pos", f',position="{at}"') for at in range(2)),
+    )
+)
+OTHER_SERVERS = {
+    "model": (FakeServer("llamacpp"), FakeServer("llamacpp", card={"id": "other"})),
+    "engine": (FakeServer("llamacpp"), FakeServer("vllm")),
+    "weights": (FakeServer(card={"id": "tiny", "root": "/a"}),
+                FakeServer(card={"id": "tiny", "root": "/b"})),
+    "n_params": (FakeServer("llamacpp", card={"id": "tiny", "meta": {"n_params": 3}}),
+                 FakeServer("llamacpp", card={"id": "tiny", "meta": {"n_params": 4}})),
+    "draft_length": (FakeServer(), FakeServer(page=PAGE + DRAFTS)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHER_SERVERS)
+def test_answers_of_two_models_are_not_mixed(what, outputs):
+    """Another model, engine, source of the weights or draft length under the same name."""
+    first, second = OTHER_SERVERS[what]
+    name = f"mixed-{what}"
+    interrupted(first, outputs, name)
+    kept = lines(outputs, name)
+    key = "weights" if what == "n_params" else what
+    said = "answers another request" if what == "engine" else f"answers of {key}="
+    with serving(second), pytest.raises(SystemExit, match=rf"{name}\.json.*{said}"):
+        run(second, outputs, name)
+    assert second.asked == []
+    assert lines(outputs, name) == kept
+    first.faults.clear()
+    with serving(first):
+        assert len(run(first, outputs, name)) == 5
+
+
+def test_what_is_asked_is_written_before_the_first_request(outputs):
+    record = outputs / "answers" / "early.json"
+    seen = []
+    fake = FakeServer("llamacpp")
+    fake.at_request = lambda: seen.append(json.loads(record.read_text()))
+    with serving(fake):
+        run(fake, outputs, "early")
+    assert {about["model"] for about in seen} == {"tiny"}
+    assert {about["answers_of_pages"] for about in seen} == {0}
+    assert json.loads(record.read_text())["answers_of_pages"] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.unlink(), "is missing"),
+        (lambda record: record.write_text("{"), "can't be read .JSONDecodeError"),
+        (lambda record: record.write_text("[1]"), "can't be read .TypeError"),
+    ],
+)
+def test_answers_that_nothing_names_are_not_gone_on_with(change, said, outputs):
+    """Those of vLLM do: its requests name the model."""
+    fake = FakeServer("llamacpp")
+    interrupted(fake, outputs, "nameless")
+    change(outputs / "answers" / "nameless.json")
+    fake.asked.clear()
+    with serving(fake), pytest.raises(SystemExit, match=rf"nameless\.json.*{said}"):
+        run(fake, outputs, "nameless")
+    assert fake.asked == []
+    for path in (outputs / "answers").glob("nameless.*"):
+        path.unlink()
+
+
+def test_files_behind_links_stay_as_they_are(outputs, tmp_path):
+    folder = outputs / "answers"
+    folder.mkdir(exist_ok=True)
+    own = tmp_path / "own"
+    own.write_text("the user's own")
+    ends = (".json", ".json.tmp", ".before.txt", ".after.txt", ".after.txt.tmp")
+    for end in ends:
+        (folder / f"linked{end}").symlink_to(own)
+    with serving(FakeServer()) as fake:
+        run(fake, outputs, "linked")
+        (folder / "behind.jsonl").symlink_to(own)
+        with pytest.raises(SystemExit, match=r"behind\.jsonl is a link: give ask\.name"):
+            run(fake, outputs, "behind")
+    assert own.read_text() == "the user's own"
+    assert not any(path.is_symlink() for path in folder.glob("linked*"))
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("text", ["the user's own", '{"custom_id": "x"}', "line\nthe last"])
+def test_a_file_of_ones_own_is_not_cut(text, outputs):
+    """Without a line's end it looks like one with a torn last line."""
+    path = outputs / "answers" / "own.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    with serving(FakeServer()) as fake, pytest.raises(SystemExit, match=r"own\.jsonl"):
+        run(fake, outputs, "own")
+    assert path.read_text() == text
+
+
+def test_a_login_is_sent_and_neither_printed_nor_stored(outputs, capsys, monkeypatch):
+    address = "http://me:p%40ssw0rd@server/v1"
+    monkeypatch.setattr("sys.argv", ["ask", address, "hydra.job.env_set.HF_TOKEN=hf_t0ken"])
+    own = outputs / "login"
+    with serving(FakeServer(url=address)) as fake:
+        run(fake, own, "login")
+        assert fake.headers == ["Basic bWU6cEBzc3cwcmQ="]
+        fake.card = {"id": "other"}
+        with pytest.raises(SystemExit) as refused:
+            run(fake, own, "login")
+    (record,) = own.glob("artifacts/prompts/*/record.json")  # of the prompts that it has made
+    assert "http://***@server/v1" in json.loads(record.read_text())["argv"]
+    assert json.loads((own / "answers/login.json").read_text())["url"] == "http://server"
+    stored = "".join(path.read_text(errors="replace") for path in own.rglob("*") if path.is_file())
+    printed = capsys.readouterr()
+    for text in (stored, printed.out, printed.err, str(refused.value)):
+        assert "ssw0rd" not in text
+        assert "hf_t0ken" not in text
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("me:p4ss@server:8000", r"\*\*\*@server:8000 is no address"),
+        ("http://me:p4/ss@server", r"http://\*\*\*@server is no address"),
+        ("http://server?api_key=p4ss", r"http://server\?api_key=\*\*\* is no address"),
+        ("http://me:p4ss@127.0.0.1:1", r"http://127\.0\.0\.1:1/v1/models does not answer"),
+        ("ftp://server", r"ftp://server is no address"),
+    ],
+)
+def test_an_address_that_is_wrong_is_named_without_its_login(address, said, outputs):
+    with pytest.raises(SystemExit, match=said) as refused:
+        ask.main([address, *STUDY, f"outputs={outputs}"])
+    assert "p4" not in str(refused.value)
+
+
+def test_names_that_differ_are_files_that_differ(outputs):
+    pages = None, PAGE % 0 + DRAFTS
+    names = set()
+    long = "s" * 99
+    for name in ("a b", "a_b", "null"):
+        for study in (long, f"{long}t", "a b", "a_b"):
+            words = [*STUDY, f"outputs={outputs}", f"ask.name={name}", "stage=prompts"]
+            made = Study(*words)
+            config = made.config.model_copy(update={"study": study})
+            made.config = config
+            names |= {ask._name(made, page) for page in pages}
+    assert len(names) == 2 + 4 * 2
+    assert all(len(name.encode()) < 120 for name in names)
+
+
+def test_a_changed_token_is_not_used(outputs):
+    path = outputs / "answers" / "sealed.jsonl"
+    with serving(FakeServer()) as fake:
+        rows = run(fake, outputs, "sealed")
+        changed = json.loads(json.dumps(rows))
+        changed[2]["response"]["choices"][0]["token_ids"][3] += 1
+        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        counts = read_sums(path)
+        assert counts.excluded == {CHANGED: 1}
+        assert rows[2]["custom_id"] not in counts.answers
+        with pytest.raises(SystemExit, match=r"sealed\.jsonl, line 3 was changed"):
+            run(fake, outputs, "sealed")
+        assert len(fake.asked) == 5
+    tight = (json.dumps(row, sort_keys=True, separators=(",", ":")) for row in rows)
+    path.write_text("\n".join(tight) + "\n")  # written in another way, the same
+    assert len(read_sums(path).answers) == 5

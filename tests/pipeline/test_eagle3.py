@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.hub import Identities
 from pipeline.models.heads.hidden_drafter import given_text
 from pipeline.models.heads.load import LAYERS, load_head
-from pipeline.models.load import wrap
+from pipeline.models.load import load_model, wrap
 from tests.pipeline import heads, tiny
 from tests.pipeline.decoding.pair import PROMPTS, V, plain_greedy
 from tests.pipeline.heads import IDS, random_weights, reference, reference_logits, states_of, write
@@ -157,6 +157,9 @@ def test_a_bfloat16_target_with_a_float32_projection():
         ({"d2t": torch.tensor([0, 2, 3, 4, 4, 4, 6, 17])}, {}, "increasing ids below 24 .*damag"),
         ({}, {"model_type": "qwen3"}, "its layer is that of a qwen3: Llama's is read"),
         ({}, {"norm_output": True}, "norm_output is not read"),
+        ({"d2t": torch.zeros(8, dtype=torch.long), "t2d": None}, {}, "d2t is all zeros.*first 8"),
+        ({}, {"speculators_model_type": "eagle3"}, "format of speculators, which is not read"),
+        ({}, {"transformer_layer_config": {"hidden_size": 32}}, "of speculators.*EAGLE's own"),
     ],
 )
 def test_what_does_not_fit_is_one_line(target, tmp_path, change, more, message):
@@ -165,6 +168,35 @@ def test_what_does_not_fit_is_one_line(target, tmp_path, change, more, message):
     with pytest.raises(PipelineError, match=f"^drafter.*{message}") as error:
         load_head(write(target, weights, tmp_path, **more), target)
     assert "\n" not in str(error.value)
+
+
+def test_a_mapping_to_the_first_ids_is_read_where_the_file_marks_them(target, tmp_path):
+    """Or where nothing is left out of the vocabulary."""
+    first = torch.arange(8)
+    reduced = load_head(write(target, random_weights(target, ids=first), tmp_path), target)
+    assert reduced.drafted.tolist() == first.tolist()
+    whole = random_weights(target, ids=torch.arange(target.vocab_size))
+    assert load_head(write(target, whole | {}, tmp_path / "whole"), target).drafted is not None
+    del whole["t2d"]
+    assert load_head(write(target, whole, tmp_path / "whole"), target).drafted is not None
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def test_weights_in_one_file_and_in_parts_are_refused(target, tmp_path):
+    """Of a head as of a model; an index of the one file contradicts nothing."""
+    drafter = write(target, random_weights(target), tmp_path)
+    (tmp_path / INDEX).write_text('{"weight_map": {"fc.weight": "model.safetensors"}}')
+    load_head(drafter, target)
+    model = tiny.write_model(tmp_path / "model")
+    load_model(tiny.used(model, "targets.tiny"))
+    for folder in (tmp_path, model):
+        (folder / INDEX).write_text('{"weight_map": {"fc.weight": "model-00001-of-2.safetensors"}}')
+    with pytest.raises(PipelineError, match=rf"^drafter\.path=.*model\.safetensors and .*{INDEX}"):
+        load_head(drafter, target)
+    with pytest.raises(PipelineError, match=rf"^targets\.tiny\.path=.*and in the parts of {INDEX}"):
+        load_model(tiny.used(model, "targets.tiny"))
 
 
 def test_pickled_weights_are_part_of_the_identity(target, tmp_path):

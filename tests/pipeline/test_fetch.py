@@ -171,6 +171,26 @@ def test_what_a_snapshot_links_to_elsewhere_is_not_removed(hub, tmp_path):
     assert own.read_bytes() == b"the user's"
 
 
+def test_the_commit_of_a_branch_is_noted_in_a_file_of_its_own(hub, tmp_path):
+    """What a link leads to stays; a link to the whole folder of a model is the user's cache."""
+    folder = taken(hub).parents[1]
+    own = tmp_path / "own"
+    own.write_text("the user's own")
+    reference = folder / "refs" / "main"
+    reference.unlink()
+    for name in ("main", "main.tmp"):
+        reference.with_name(name).symlink_to(own)
+    taken(hub)
+    assert own.read_text() == "the user's own"
+    assert reference.read_text() == hub.repositories["models", NAME].main
+    assert [path.name for path in reference.parent.iterdir()] == ["main"]
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    (elsewhere / "refs/main").unlink()
+    taken(hub)
+    assert (elsewhere / "refs/main").read_text() == hub.repositories["models", NAME].main
+
+
 @pytest.mark.parametrize("part", ["api/models/Qwen/Qwen3-1.7B/revision", "lfs"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_hub_that_hangs_is_left(hub, waits, monkeypatch, part):

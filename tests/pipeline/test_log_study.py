@@ -84,6 +84,22 @@ def test_another_float32_pass_lies_inside(digits, tmp_path):
     assert outside(log, 0.5 * 10.0**-digits, exact, logs.RULES, V) > 0.1 * (digits - 4)
 
 
+def test_a_log_is_certified_at_its_own_temperature(tmp_path):
+    """And by rules that need no more than a log has, of a model whose vocabulary is known."""
+    path = logs.written(tmp_path / "answers.jsonl", logs.vllm_completions, k=9)
+    command = ["study=log", f"targets.log.path={path}", f"outputs={tmp_path / 'out'}",
+               "stage=certificates", f"distributions.log.vocab_size={V}"]  # fmt: skip
+    assert len(Study(*command, "certificates.temperature=1").tasks["certificates"]) == 1
+    for more, message in {
+        "certificates.temperature=0.99": r"certificates\.temperature=0\.99 is not allowed with",
+        "certificates.temperature=1.01": r"certificates\.temperature=1\.01 is not allowed with",
+        "distributions.log.vocab_size=null": r"distributions\.log\.vocab_size must be given",
+        "criteria=mars": r"mars theta=0\.9 can't be certified with distributions\.source=logs",
+    }.items():
+        with pytest.raises(PipelineError, match=message):
+            Study(*command, more)
+
+
 @pytest.mark.thorough
 def test_the_study_of_a_log(tmp_path, capsys):
     path = logs.written(tmp_path / "answers.jsonl", logs.vllm_completions, k=9, share=0.2)

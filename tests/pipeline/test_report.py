@@ -10,7 +10,10 @@ from analysis.acceptance.judgement import Judgement
 from analysis.report.results import Target
 from analysis.rules import Mars, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
+from pipeline import cli
+from pipeline.stage import Artifact
 from pipeline.stages.report.inputs import margins_of, read_content
+from pipeline.store import Store
 from pipeline.study import Study
 from tests.pipeline.reading import page_links, page_text
 
@@ -107,3 +110,21 @@ def test_the_verdict_of_the_page_is_the_one_beside_it(small_study):
         sentence = block.splitlines()[0]
         assert sentence in text
         assert sentence in small_study.printed
+
+
+def test_a_file_in_the_place_of_the_report_stays(tmp_path, capsys):
+    """The report is named where it is; a link there is the project's own."""
+    report = Artifact(tmp_path / "artifacts/report/mini-0123", {})
+    (report.directory / "timings").mkdir(parents=True)
+    (report.directory / "timings/verdict.md").write_text("Draft.\n")
+    place = tmp_path / "report" / "mini"
+    place.parent.mkdir()
+    place.write_text("the user's own")
+    cli._show_report(report, place, Store(tmp_path / "artifacts"))
+    assert place.read_text() == "the user's own"
+    printed = capsys.readouterr().out
+    assert f"report: {report.directory}/index.html ({place}: is no link" in printed
+    place.unlink()
+    for _ in range(2):
+        cli._show_report(report, place, Store(tmp_path / "artifacts"))
+        assert place.resolve() == report.directory

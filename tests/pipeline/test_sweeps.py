@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
@@ -39,6 +40,11 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
 
 def point(directory, number, overrides, rows):
     sweeps.write_point(directory / str(number), overrides, stage="decoding", rows=rows)
+
+
+def begin(directory):
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(directory)}}})
+    sweeps.Sweep().on_multirun_start(config)
 
 
 def test_a_sweep_is_named_after_what_is_swept(tmp_path):
@@ -88,12 +94,44 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
 def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path):
     for number in range(3):
         point(tmp_path, number, [f"criteria.t={number}"], [{"target": "large", "mean": 0.1}])
-    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
-    sweeps.Sweep().on_multirun_start(config)
+    begin(tmp_path)
     shutil.rmtree(tmp_path / "0")
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
     point(tmp_path, 0, ["criteria.t=0.5"], [{"target": "large", "mean": 0.1}])
     sweeps.Sweep().on_multirun_end(config)
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.5]
+
+
+def test_points_of_the_users_own_stay(tmp_path):
+    """In a folder behind a link, of another form, or behind a link in a result's place."""
+    own, used = tmp_path / "own", tmp_path / "used"
+    point(own, 0, ["criteria.t=1"], [])
+    used.mkdir()
+    (used / "0").symlink_to(own / "0")
+    with pytest.raises(SystemExit, match=rf"hydra\.sweep\.dir={used}: .*/0 is a link"):
+        begin(used)
+    assert (own / "0/point.json").is_file()
+    (used / "0").unlink()
+    for number, text in enumerate(("[1, 2]", '{"x": 3}', "x")):
+        (used / str(number)).mkdir()
+        (used / f"{number}/point.json").write_text(text)
+    begin(used)
+    assert len(list(used.glob("*/point.json"))) == 3
+    shutil.rmtree(used)
+    text = (own / "0/point.json").read_text()
+    point(used, 0, ["criteria.t=0.5"], [{"target": "large", "mean": 0.1}])
+    name = "decoding_by_criteria.t"
+    for kind in ("csv", "csv.tmp", "parquet"):
+        (used / f"{name}.{kind}").symlink_to(own / "0/point.json")
+    (used / "0/point.json.tmp").symlink_to(own / "0/point.json")
+    point(used, 0, ["criteria.t=0.5"], [{"target": "large", "mean": 0.1}])
+    sweeps.collect(used)
+    sweeps.write_rows([{"t": 1}], used / "rows.csv")
+    (used / "rows.csv").unlink()
+    (used / "rows.csv").symlink_to(own / "0/point.json")
+    sweeps.write_rows([{"t": 1}], used / "rows.csv")
+    assert (own / "0/point.json").read_text() == text
+    assert pd.read_parquet(used / f"{name}.parquet")["criteria.t"].tolist() == [0.5]
 
 
 def test_a_failed_point_is_named_as_it_was_given(tmp_path, capsys):

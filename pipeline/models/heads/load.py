@@ -19,12 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.hub import HEAD_FILES, PICKLED, model_folder
+from pipeline.hub import HEAD_FILES, PICKLED, WHOLE, check_one_form, model_folder
 from pipeline.models.heads.hidden_drafter import FeatureHead, HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.stage import ModelSpec
 
-WEIGHTS = "model.safetensors"
+# keys of a config.json in the format of vLLM's speculators
+SPECULATORS = ("speculators_model_type", "speculators_config", "transformer_layer_config")
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
 TARGETS = "t2d"
@@ -105,6 +106,13 @@ def check_head(
             f"{key}.path={path}: {OFFSETS} does not name increasing ids below {target.vocab_size} "
             f"(those that {TARGETS} marks): its files are damaged"
         )
+    unmarked = OFFSETS in weights and TARGETS not in weights and drafted != rows
+    if unmarked and not weights[OFFSETS].any():
+        raise PipelineError(
+            f"{key}.path={path}: {OFFSETS} is all zeros, as before training, so the head would "
+            f"draft the first {drafted} ids: take a trained head, or add {TARGETS} if these are "
+            "its tokens"
+        )
     return config, layers, weights
 
 
@@ -112,6 +120,8 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
     """Return the entries of a head's config.json; those that are null are left out."""
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if any(name in read for name in SPECULATORS):
+            raise ValueError("it is in the format of speculators, which is not read")
         config = {name: value for name, value in read.items() if value is not None}
         names = " ".join(config.get("architectures", ())).lower()
         if not ("eagle3" in names or "draft_vocab_size" in config):
@@ -125,7 +135,8 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PipelineError(
             f"{spec.key}.path={spec.settings.path} is no head: {type(error).__name__}: "
-            f"{first_line(error)}. Wanted: the config.json of an EAGLE-3 head, or "
+            f"{first_line(error)}. Wanted: the config.json of an EAGLE-3 head in EAGLE's own "
+            f"layout (a Llama of one layer with draft_vocab_size, as SpecForge writes it), or "
             f"{spec.key}.head=null for a language model"
         ) from error
     return settings
@@ -154,8 +165,9 @@ def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> t
 
 
 def _weights(folder: Path) -> Weights:
-    if (folder / WEIGHTS).is_file():
-        weights = load_file(folder / WEIGHTS)
+    check_one_form(folder)
+    if (folder / WHOLE).is_file():
+        weights = load_file(folder / WHOLE)
     else:
         weights = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
     return {name.removeprefix("model."): weight for name, weight in weights.items()}

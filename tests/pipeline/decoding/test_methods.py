@@ -43,6 +43,20 @@ def test_methods_that_make_no_sense_are_refused(entry, message):
         methods.build([entry])
 
 
+@pytest.mark.parametrize("key", ["width", "nodes"])
+def test_a_tree_may_be_as_thin_as_a_chain(key):
+    """Of one child or one node, and of no fewer; of no more than a verification reads."""
+    for value, allowed in ((0, False), (1, True), (2, True), (4096, True), (4097, False)):
+        shape = {"width": 1, "nodes": 1, key: value, "draft_length": 1}
+        entry = GOOD | {"tree": "dynamic"} | shape
+        if allowed:
+            [method] = methods.build([entry])
+            assert getattr(method.tree, key) == value
+        else:
+            with pytest.raises(PipelineError, match=rf"m0: {key}={value} is not"):
+                methods.build([entry])
+
+
 def test_lists_multiply_and_one_draft_length_takes_the_place_of_each():
     entries = [GOOD | {"draft_length": [1, 2]}, MARS | {"theta": [0.8, 0.9], "temperature": [0, 1]}]
     assert len(set(methods.build(entries))) == 6
