@@ -29,7 +29,7 @@ from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import digest, file_digest, put, slug, sync, write_json
 from pipeline.paths import ROOT
 from pipeline.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
-from pipeline.timings import Asked, in_words, machines, processor
+from pipeline.timings import Asked, changed_answers, in_words, machines, processor
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
@@ -188,14 +188,14 @@ class Store:
         return made
 
     def _compare(self, task: Task, made: Artifact) -> None:
-        """Say where an artifact that was timed again has other content than before."""
+        """Say how many answers have other tokens than when they were timed before."""
         for other in self._all(task):
             with suppress(PipelineError):
-                inputs = other.record["inputs"] == made.record["inputs"]
-                if inputs and other.content != made.content and machines(other.record):
+                if changed := changed_answers(made, other):
                     print(
-                        f"{task.name}: other tokens than in {relative(other.directory)} "
-                        f"({in_words(machines(other.record))}): near-ties, docs/decoding.md",
+                        f"{task.name}: {changed} answers have other tokens than in "
+                        f"{relative(other.directory)} ({in_words(machines(other.record))}), where "
+                        "logits are nearly equal",
                         flush=True,
                     )
 

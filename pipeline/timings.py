@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from conf.schema import Device
-    from pipeline.stage import Json
+    from pipeline.stage import Artifact, Json
 
 WHERE = ("device", "threads")  # of a machine, what a command can ask for
 
@@ -54,25 +54,32 @@ class Asked:
 
         Timings suit a device or a number of threads that is asked for where they are of it. Where
         none is asked for, the timings of another processor suit as they are (they were carried
-        here), and those of this one where none was asked for then either. The timings of this
-        processor suit better, and so do those that were asked for in the same way.
+        here); those of this one have to be of what it has. The timings of this processor suit
+        better, and so do those that were asked for in the same way.
         """
         measured, before = machines(record), record.get("asked") or dict.fromkeys(WHERE)
         here = record["processor"] == processor()
         if measured and self.here and not here:
             return 0
         for name, want in self.entries.items():
-            if want is None:
-                suits = before[name] is None or not here
-            else:
-                suits = all(_full(machine[name]) == _full(want) for machine in measured)
-            if measured and not suits and before[name] != want:
+            if want == before[name] or (want is None and not here):
+                continue
+            if name == "device":
+                want = _numbered(want or _own_device())
+            if any(_numbered(machine[name]) != want for machine in measured):
                 return 0
         return 1 + 2 * here + (before == self.entries)
 
 
-def _full(value: object) -> object:
-    return "cuda:0" if value == "cuda" else value
+def _numbered(device: object) -> object:
+    return "cuda:0" if device == "cuda" else device
+
+
+def _own_device() -> str:
+    """Return what device.name=auto is here; torch, which is slow to import, knows."""
+    from pipeline.models.devices import choose_device
+
+    return str(choose_device("auto"))
 
 
 def machines(record: Json) -> list[Json]:
@@ -123,6 +130,15 @@ def timed_on(record: Json) -> str | None:
         f"timed on another machine: {in_words(found)}; device.timings=here times the methods on "
         "this one"
     )
+
+
+def changed_answers(made: Artifact, other: Artifact) -> int:
+    """Return how many answers have other tokens in another artifact from the same inputs."""
+    same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
+    if same or "token_ids" not in made.columns.get("data", ()):
+        return 0
+    answers, others = (one.read(columns=["token_ids"])["token_ids"] for one in (made, other))
+    return sum(a != b for a, b in zip(answers.to_pylist(), others.to_pylist(), strict=False))
 
 
 @cache
