@@ -3,8 +3,8 @@
 An artifact is ``<root>/<stage>/<label>-<key12>/``: Parquet files and record.json, which holds a
 checksum of every file and of itself. It is made in ``.<key12>.<inputs>.partial/`` beside its place,
 where finished shards outlive a killed run; other content of an input is another such directory, and
-so are other timings that are asked for. An artifact whose methods were timed again lies beside the
-first one, as ``<label>.2-<key12>/``, with the tokens that were decoded meanwhile.
+so are other timings. An artifact that was timed again lies beside the first, as
+``<label>.2-<key12>/``: `pipeline.timings` says which one suits what is asked for.
 """
 
 from __future__ import annotations
@@ -70,11 +70,9 @@ class Store:
                     yield Artifact(path, stage.tables)
 
     def fresh(self, task: Task) -> bool:
-        """Say whether a task is published, and no input was rebuilt with other content since.
+        """Say whether a task is published, and no input has other content or timings since.
 
-        Nor timed again: only the report is made from timings.
-
-        An input that was deleted makes nothing stale: the key says what it was.
+        Only a report is made from timings. An input that was deleted makes nothing stale: the key says what it was.
 
         Raises:
             DamagedError: a record is damaged.
@@ -124,7 +122,7 @@ class Store:
         while True:
             try:
                 artifact = self._found(task) or self._made(task)
-                self._tidy(task)
+                self._tidy(task, artifact)
                 return artifact
             except DamagedError as damage:
                 damaged[damage.directory] += 1
@@ -140,9 +138,21 @@ class Store:
             artifact.check()
         return artifact
 
-    def _tidy(self, task: Task) -> None:
+    def _workspace(self, task: Task, contents: Mapping[str, str]) -> Path:
+        """Return where a task is made; `contents` are those of its inputs."""
+        parts = list(contents.values())
+        if task.asked is not None:
+            parts.append(task.asked.mark)
+        of_inputs = digest("\n".join(parts).encode())[:8]
+        return self.root / task.stage.name / f".{task.key[:12]}.{of_inputs}.partial"
+
+    def _tidy(self, task: Task, artifact: Artifact) -> None:
         """Remove what a run left that was killed after it had published a task."""
-        left = list((self.root / task.stage.name).glob(f".{task.key[:12]}.*{_ending(task)}"))
+        left = list((self.root / task.stage.name).glob(f".{task.key[:12]}.*"))
+        if task.asked is not None:  # other timings may be unfinished
+            left = [
+                work for work in left if work == self._workspace(task, artifact.record["inputs"])
+            ]
         if left and os.access(self.root, os.W_OK):
             with suppress(OSError), self.lock(task):  # not held by who makes it anew
                 if self.fresh(task):
@@ -166,8 +176,7 @@ class Store:
         print(f"{task.name}: computing", flush=True)
         begun = time.monotonic()
         contents = {name: artifact.content for name, artifact in inputs.items()}
-        of_inputs = digest("\n".join(contents.values()).encode())[:8]
-        work = self.root / task.stage.name / f".{task.key[:12]}.{of_inputs}{_ending(task)}"
+        work = self._workspace(task, contents)
         shutil.rmtree(work / "artifact", ignore_errors=True)  # of a killed run
         out = Out(task.stage, work / "artifact", work / "shards")
         out.directory.mkdir(parents=True)
@@ -245,7 +254,7 @@ class Store:
         folder, label = self.root / task.stage.name, slug(task.label)
         names = chain([label], (f"{label}.{number}" for number in count(2)))
         places = (folder / f"{name}-{task.key[:12]}" for name in names)
-        return next(place for place in places if not place.exists())
+        return next(place for place in places if not os.path.lexists(place))
 
     def set_aside(self, directory: Path) -> bool:
         """Move a damaged artifact out of the way and say so; return whether it was damaged."""
@@ -285,11 +294,6 @@ def _rank(asked: Asked, artifact: Artifact) -> float:
         return asked.rank(artifact.record)
     except PipelineError:
         return math.inf
-
-
-def _ending(task: Task) -> str:
-    """Return how the name of a workspace ends: other timings are made in another."""
-    return ".partial" if task.asked is None else f".{task.asked.mark}.partial"
 
 
 def drop_unfinished(work: Path) -> None:

@@ -1,8 +1,8 @@
 """Timings belong to a machine: which ones are asked for, and of which machine they are.
 
-The record of an artifact with timings names the machines in ``facts["machines"]``, its
-``processor`` is that of the command, and ``asked`` has the keys device.name and device.threads
-that the command was given. An artifact of version 1.0 has the same facts in other places.
+The record of an artifact with timings names the machines in ``facts["machines"]``, and ``asked``
+has the keys device.name and device.threads that the command was given. An artifact of version 1.0
+has the same facts in other places.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Asked:
         better, and so do those that were asked for in the same way.
         """
         measured, before = machines(record), record.get("asked") or dict.fromkeys(WHERE)
-        here = record["processor"] == processor()
-        if measured and self.here and not here:
+        here = of_this_machine(measured)
+        if self.here and not here:
             return 0
         for name, want in self.entries.items():
             if want == before[name] or (want is None and not here):
@@ -102,6 +102,11 @@ def machines(record: Json) -> list[Json]:
     ]
 
 
+def of_this_machine(measured: Sequence[Json]) -> bool:
+    """Whether timings are of this processor: those of Ray's workers are of theirs as well."""
+    return not measured or any(machine["processor"] == processor() for machine in measured)
+
+
 def distinct(found: Sequence[Json]) -> list[Json]:
     """Return the machines among `found`, each once, by date."""
     once = {tuple(machine.items()): machine for machine in found}
@@ -124,7 +129,7 @@ def timed_on(record: Json) -> str | None:
     found = machines(record)
     if not found:
         return None
-    if record["processor"] == processor():
+    if of_this_machine(found):
         return f"timed on {in_words(found)}"
     return (
         f"timed on another machine: {in_words(found)}; device.timings=here times the methods on "

@@ -260,6 +260,21 @@ def test_this_machine_is_timed_where_that_is_asked_for_and_then_comes_first(stor
     assert store.get(asking(1)[1]).directory == before.directory
 
 
+def test_a_new_page_of_timings_that_were_carried_says_so(store, elsewhere):
+    """It is made on this machine, its timings are not."""
+    store.get(asking(1)[0])
+    elsewhere()
+    log(store)
+    page = store.get(asking(1)[1])
+    assert log(store) == ["shown"]
+    assert page.record["processor"] == ELSEWHERE
+    assert timed_on(page.record).startswith(f"timed on another machine: {HERE}")
+    assert store.find(asking(1, here=True)[1]) is None
+    here = store.get(asking(1, here=True)[1])
+    assert log(store) == [*SHARDS, "shown"]
+    assert timed_on(here.record).startswith(f"timed on {ELSEWHERE}")
+
+
 def test_a_page_is_made_again_where_its_timings_were(store):
     made, page = asking(1)
     first = store.get(page)
