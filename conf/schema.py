@@ -221,6 +221,7 @@ class Device(Section):
     name: Annotated[str, AfterValidator(_device)]
     threads: Count | None
     batch: Count | None
+    timings: Literal["any", "here"]
 
 
 class Execution(Section):

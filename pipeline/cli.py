@@ -27,6 +27,7 @@ from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
 from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
+from pipeline.timings import timed_on
 
 PROJECT = "draft-acceptance-study"
 COMMANDS = ("ask", "engine", "fetch", "solve", "verify")
@@ -116,6 +117,9 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
             "prompt_lookup alone does without"
         )
     artifacts = study.make(settings.stage)
+    for line in dict.fromkeys(timed_on(artifact.record) for artifact in artifacts):
+        if line is not None:
+            print(line, flush=True)
     if settings.stage == "report":
         _show_report(
             artifacts[0], Path(settings.outputs) / "report" / report_name(settings), study.store

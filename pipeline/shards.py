@@ -1,7 +1,8 @@
 """Long computations in shards: batches of items, each kept as soon as it is finished.
 
-A shard lies in the workspace of its artifact, whose name has the content of its inputs, and names
-its items. So it is found again only where it would come out the same, whatever the batch size.
+A shard names its owner (the artifact by its key, the content of its inputs, and the timings that
+are asked for) and its items. So it is taken only where it would come out the same, whatever the
+batch size and whatever directory it lies in.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def compute_shards(
     models says. `steps`, the most that an item can have, and `unit` are for the progress bar.
     """
     out.shards.mkdir(exist_ok=True)
-    shards = list(_finished(out.shards))
+    owner = owner_of(task, inputs)
+    shards = list(_finished(out.shards, owner))
     finished = {name for shard in shards for name in shard.names}
     ray = task.runtime.models[0].execution.engine == "ray"
     here = nullcontext(Here(task, inputs, open_worker, Path.cwd()))
@@ -67,7 +69,7 @@ def compute_shards(
         total = sum(map(len, todo)) * steps
         with progress_bar(total, unit if steps == 1 else "step", task.name) as bar:
             for group, result in workers.compute(todo, bar.update):
-                shards.append(_keep(out.shards, group, result))
+                shards.append(_keep(out.shards, owner, group, result))
         out.facts |= workers.ask("facts", [shard.measured for shard in shards]) | workers.engine
     out.facts |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
     place = {name: at for at, name in enumerate(names)}
@@ -81,7 +83,15 @@ def unfinished(names: Sequence[str], finished: set[str], size: int) -> list[list
     return [batch for batch in left if batch]
 
 
-def _finished(folder: Path) -> Iterator[Shard]:
+def owner_of(task: Task, inputs: Inputs) -> Json:
+    """Return what the shards of an artifact belong to."""
+    contents = {name: artifact.content for name, artifact in inputs.items()}
+    asked = None if task.asked is None else task.asked.mark
+    return {"key": task.key, "inputs": contents, "asked": asked}
+
+
+def _finished(folder: Path, owner: Json | None = None) -> Iterator[Shard]:
+    """Yield the finished shards; remove damaged ones and, where `owner` is given, another's."""
     for path in sorted(folder.iterdir()):
         content = read_checked(path) if path.suffix == ".shard" else None
         if content is None:
@@ -90,13 +100,17 @@ def _finished(folder: Path) -> Iterator[Shard]:
             path.unlink()
             continue
         header = json.loads(content.partition(b"\n")[0])
+        if owner is not None and header.get("owner") != owner:
+            print(f"{path}: of another artifact, computed again", flush=True)
+            path.unlink()
+            continue
         yield Shard(header["names"], header["measured"], path)
 
 
-def _keep(folder: Path, names: Sequence[str], result: Result) -> Shard:
+def _keep(folder: Path, owner: Json, names: Sequence[str], result: Result) -> Shard:
     measured, content = result
     path = folder / f"{digest(json.dumps(list(names)).encode())[:16]}.shard"
-    header = json.dumps({"names": list(names), "measured": measured})
+    header = json.dumps({"owner": owner, "names": list(names), "measured": measured})
     write_checked(path, f"{header}\n".encode() + content)
     return Shard(list(names), measured, path)
 

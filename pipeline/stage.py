@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from conf.schema import Device, Execution, HeadConfig, ModelConfig
     from pipeline.hub import Identity
     from pipeline.methods import Method
+    from pipeline.timings import Asked
 
 RECORD = "record.json"
+TIMINGS = "timings/"  # the files that depend on the clock
 Json = dict[str, Any]
 Inputs = Mapping[str, "Artifact"]  # by name
 
@@ -118,6 +120,7 @@ class Task:
     settings: Json  # all that its content depends on besides its inputs, as JSON values
     inputs: Mapping[str, Task]  # the artifacts that it is made from, by name
     runtime: Runtime  # what it takes besides: nothing that content depends on and settings lack
+    asked: Asked | None = None  # the timings it is to have; of several artifacts None takes any
 
     @cached_property
     def key(self) -> str:
@@ -167,6 +170,13 @@ class Artifact:
     def content(self) -> str:
         """Digest of the artifact's files, timings aside."""
         return str(self.record["content"])
+
+    @property
+    def timings(self) -> str | None:
+        """Digest of the files in timings/; None without any."""
+        files = self.record["files"]
+        timed = {name: of for name, of in files.items() if name.startswith(TIMINGS)}
+        return json_digest(timed) if timed else None
 
     def check(self) -> None:
         """Read every file.

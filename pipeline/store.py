@@ -2,15 +2,17 @@
 
 An artifact is ``<root>/<stage>/<label>-<key12>/``: Parquet files and record.json, which holds a
 checksum of every file and of itself. It is made in ``.<key12>.<inputs>.partial/`` beside its place,
-where finished shards outlive a killed run; other content of an input is another such directory.
+where finished shards outlive a killed run; other content of an input is another such directory, and
+so are other timings. An artifact that was timed again lies beside the first, as
+``<label>.2-<key12>/``: `pipeline.timings` says which one suits what is asked for.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -20,15 +22,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
+from itertools import chain, count
 from pathlib import Path
 
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import digest, file_digest, put, slug, sync, write_json
 from pipeline.paths import ROOT
 from pipeline.secrets import without_secrets
-from pipeline.stage import RECORD, Artifact, Inputs, Json, Out, Stage, Task
+from pipeline.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
+from pipeline.timings import Asked, changed_answers, in_words, machines, processor
 
-TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of the content
+TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -42,9 +46,22 @@ class Store:
         self.root = root
 
     def find(self, task: Task) -> Artifact | None:
-        """Return the published artifact of a task, whatever its state, or None."""
-        paths = (self.root / task.stage.name).glob(f"[!.]*-{task.key[:12]}")
-        return next((Artifact(path, task.stage.tables) for path in paths), None)
+        """Return the published artifact of a task, whatever its state, or None.
+
+        Of several it is the one whose timings suit best what the task asks for.
+        """
+        found = list(self._all(task))
+        asked = task.asked
+        if asked is None:
+            return next(iter(found), None)
+        ranks = [_rank(asked, artifact) for artifact in found]
+        best = max(ranks, default=0)
+        return found[ranks.index(best)] if best else None
+
+    def _all(self, task: Task) -> Iterator[Artifact]:
+        """Yield the published artifacts of a task: one for each time that it was timed."""
+        for path in sorted((self.root / task.stage.name).glob(f"[!.]*-{task.key[:12]}")):
+            yield Artifact(path, task.stage.tables)
 
     def all(self, stages: Iterable[Stage]) -> Iterator[Artifact]:
         """Yield every published artifact of some stages."""
@@ -54,9 +71,9 @@ class Store:
                     yield Artifact(path, stage.tables)
 
     def fresh(self, task: Task) -> bool:
-        """Say whether a task is published, and no input was rebuilt with other content since.
+        """Say whether a task is published, and no input has other content or timings since.
 
-        An input that was deleted makes nothing stale: the key says what it was.
+        Only a report is made from timings. An input that was deleted makes nothing stale: the key says what it was.
 
         Raises:
             DamagedError: a record is damaged.
@@ -64,10 +81,13 @@ class Store:
         artifact = self.find(task)
         if artifact is None:
             return False
-        contents = artifact.record["inputs"]
+        contents, timings = artifact.record["inputs"], artifact.record.get("input_timings", {})
         for name, above in task.inputs.items():
             latest = self.find(above)
-            if latest and (latest.content != contents[name] or not self.fresh(above)):
+            if latest is None:
+                continue
+            same = (latest.content, latest.timings) == (contents[name], timings.get(name))
+            if not same or not self.fresh(above):
                 return False
         return True
 
@@ -103,7 +123,7 @@ class Store:
         while True:
             try:
                 artifact = self._found(task) or self._made(task)
-                self._tidy(task)
+                self._tidy(task, artifact)
                 return artifact
             except DamagedError as damage:
                 damaged[damage.directory] += 1
@@ -119,9 +139,21 @@ class Store:
             artifact.check()
         return artifact
 
-    def _tidy(self, task: Task) -> None:
+    def _workspace(self, task: Task, contents: Mapping[str, str]) -> Path:
+        """Return where a task is made; `contents` are those of its inputs."""
+        parts = list(contents.values())
+        if task.asked is not None:
+            parts.append(task.asked.mark)
+        of_inputs = digest("\n".join(parts).encode())[:8]
+        return self.root / task.stage.name / f".{task.key[:12]}.{of_inputs}.partial"
+
+    def _tidy(self, task: Task, artifact: Artifact) -> None:
         """Remove what a run left that was killed after it had published a task."""
         left = list((self.root / task.stage.name).glob(f".{task.key[:12]}.*"))
+        if task.asked is not None:  # other timings may be unfinished
+            left = [
+                work for work in left if work == self._workspace(task, artifact.record["inputs"])
+            ]
         if left and os.access(self.root, os.W_OK):
             with suppress(OSError), self.lock(task):  # not held by who makes it anew
                 if self.fresh(task):
@@ -145,8 +177,7 @@ class Store:
         print(f"{task.name}: computing", flush=True)
         begun = time.monotonic()
         contents = {name: artifact.content for name, artifact in inputs.items()}
-        of_inputs = digest("\n".join(contents.values()).encode())[:8]
-        work = self.root / task.stage.name / f".{task.key[:12]}.{of_inputs}.partial"
+        work = self._workspace(task, contents)
         shutil.rmtree(work / "artifact", ignore_errors=True)  # of a killed run
         out = Out(task.stage, work / "artifact", work / "shards")
         out.directory.mkdir(parents=True)
@@ -157,15 +188,34 @@ class Store:
                 if latest and latest.content != contents[name]:
                     reason = f"{latest.directory} was replaced while it was read"
                     raise DamagedError(latest.directory, reason)
-            made = self._publish(task, out, contents, time.monotonic() - begun)
+            timings = {name: artifact.timings for name, artifact in inputs.items()}
+            made = self._publish(task, out, contents, timings, time.monotonic() - begun)
         finally:
             drop_unfinished(work)
         seconds = time.monotonic() - begun
         print(f"{task.name}: {seconds:.1f} s -> {relative(made.directory)}", flush=True)
+        self._compare(task, made)
         return made
 
+    def _compare(self, task: Task, made: Artifact) -> None:
+        """Say how many answers have other tokens than when they were timed before."""
+        for other in self._all(task):
+            with suppress(PipelineError):
+                if changed := changed_answers(made, other):
+                    print(
+                        f"{task.name}: {changed} answers have other tokens than in "
+                        f"{relative(other.directory)} ({in_words(machines(other.record))}), where "
+                        "logits are nearly equal",
+                        flush=True,
+                    )
+
     def _publish(
-        self, task: Task, out: Out, contents: Mapping[str, str], seconds: float
+        self,
+        task: Task,
+        out: Out,
+        contents: Mapping[str, str],
+        timings: Mapping[str, str | None],
+        seconds: float,
     ) -> Artifact:
         files = {}
         for path in sorted(out.directory.rglob("*")):
@@ -180,6 +230,8 @@ class Store:
             "key": task.key,
             "settings": task.settings,
             "inputs": dict(contents),
+            "input_timings": {name: of for name, of in timings.items() if of is not None},
+            "asked": None if task.asked is None else task.asked.entries,
             "content": digest("".join(lines).encode()),
             "files": files,
             "rows": out.rows,
@@ -190,13 +242,20 @@ class Store:
             **environment(),
         }
         write_json(out.directory / RECORD, record)
-        place = self.root / task.stage.name / f"{slug(task.label)}-{task.key[:12]}"
         with self.lock():
             if stale := self.find(task):
                 stale.directory.rename(out.directory.with_name(f"stale{time.time_ns()}"))
+            place = self._place(task)
             put(out.directory, place)
         shutil.rmtree(out.directory.parent, ignore_errors=True)
         return Artifact(place, task.stage.tables)
+
+    def _place(self, task: Task) -> Path:
+        """Return where an artifact goes: beside those of the same task with other timings."""
+        folder, label = self.root / task.stage.name, slug(task.label)
+        names = chain([label], (f"{label}.{number}" for number in count(2)))
+        places = (folder / f"{name}-{task.key[:12]}" for name in names)
+        return next(place for place in places if not os.path.lexists(place))
 
     def set_aside(self, directory: Path) -> bool:
         """Move a damaged artifact out of the way and say so; return whether it was damaged."""
@@ -230,6 +289,14 @@ class Store:
             yield
 
 
+def _rank(asked: Asked, artifact: Artifact) -> float:
+    """Return `Asked.rank` of an artifact; most if its record is damaged, so that it is mended."""
+    try:
+        return asked.rank(artifact.record)
+    except PipelineError:
+        return math.inf
+
+
 def drop_unfinished(work: Path) -> None:
     """Remove what is half-written in a workspace; finished shards stay for the next run."""
     shutil.rmtree(work / "artifact", ignore_errors=True)
@@ -257,14 +324,6 @@ def environment() -> Json:
     return {
         "versions": versions,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "git": commit,
     }
-
-
-def _processor() -> str:
-    """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
-    file = Path("/proc/cpuinfo")
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    named = re.search(r"model name\s*: (.+)", text)
-    return named[1] if named else platform.processor() or platform.machine()

@@ -2,7 +2,7 @@
 
 One class for each scheme of `analysis.decoding.schemes`, on draft trees; a chain is a tree whose
 nodes have one child. What a scheme needs is read from the device: first the few numbers that
-decide, in one transfer, then the distributions that a draw depends on.
+decide, then the distributions that a draw depends on.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SpeculativeSampling(DrawnPath):
 
 
 def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Any]]:
-    """Read the drafted tokens and all else that a verdict needs, at once.
+    """Read the drafted tokens and all else that a verdict needs.
 
     Raises:
         BrokenLogitsError: a row of the target's logits (n + 1, V), or of those that the drafter

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.errors import PipelineError
 from pipeline.stage import Json
+from pipeline.timings import processor
 
 Mark = float | torch.cuda.Event  # a moment, of `mark`
 
@@ -96,6 +97,18 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def describe_machine(device: torch.device) -> Json:
+    """Return what seconds that were measured just now belong to, for `pipeline.timings`."""
+    return {
+        "processor": processor(),
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
 
 
 def describe_device(device: torch.device) -> Json:

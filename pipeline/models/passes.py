@@ -30,7 +30,7 @@ def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
 
     Args:
         seen: (n, m) which of the m nodes each sees; the last n columns are those of the pass.
-        offsets: (n,) how many tokens are between the text and each task.
+        offsets: (n,) how many tokens are between the text and each node.
         dtype: of the scores.
     """
     n, m = seen.shape

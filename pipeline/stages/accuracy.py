@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.harness_tasks import INSTALL, Question, questions, task_entries
 from pipeline.methods import baseline, build_methods, method_entries
 from pipeline.stage import Json, Stage, Task
+from pipeline.timings import Asked, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ def plan(study: Study) -> list[Task]:
         models = (study.model_spec(f"targets.{key}", target), drafter)
         pair = {"target": models[0].entries, "drafter": drafter.entries}
         runtime = replace(study.runtime(target), models=models, methods=methods, extra=extra)
-        planned.append(Task(STAGE, key, pair | own, {}, runtime))
+        planned.append(Task(STAGE, key, pair | own, {}, runtime, Asked.of(config.device)))
     return planned
 
 
@@ -118,13 +119,15 @@ class AccuracyWorker:
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Answer an item with every method."""
         from pipeline.decoding.pair import or_reason
+        from pipeline.models.devices import describe_machine
 
         pair, question = self._pair, self._questions[names[0]]
         rows, reason = or_reason(lambda: answer(pair, question, self._text), pair.target.device)
         progress(1)
-        return {}, json.dumps(rows or {"failures": [question.row | {"reason": reason}]}).encode()
+        rows = rows or {"failures": [question.row | {"reason": reason}]}
+        return describe_machine(pair.target.device), json.dumps(rows).encode()
 
-    def facts(self, _: Sequence[Json]) -> Json:
+    def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
         from pipeline.decoding.pair import run_facts
         from pipeline.models.devices import describe_device
@@ -133,6 +136,7 @@ class AccuracyWorker:
         return {
             "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
             "runs": [run_facts(run) | {"baseline": runs.index(baseline(run))} for run in runs],
+            "machines": distinct(measured),
             **describe_device(self._pair.target.device),
         }
 

@@ -4,7 +4,7 @@ Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``. 
 prompt. The target reads it once, and the seconds of this prefill count for every method. Then the
 baseline and all methods decode one after the other, so that what is compared was timed in the same
 minute. Tokens, calls and nats given up are the artifact's content; seconds are kept apart in
-timings/, which no digest covers.
+timings/, which the content's digest leaves out. They belong to a machine: `pipeline.timings`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from analysis.report.text import limits
 from pipeline.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.methods import RACES, SPECULATIVE, baseline, build_methods, method_entries
 from pipeline.stage import Json, Stage, Task
+from pipeline.timings import Asked, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +61,8 @@ def plan(study: Study) -> list[Task]:
             name: model.entries
             for name, model in zip(("target", "drafter"), runtime.models, strict=False)
         }
-        tasks.append(Task(STAGE, task.label, pair | own, inputs, runtime))
+        asked = Asked.of(config.device)
+        tasks.append(Task(STAGE, task.label, pair | own, inputs, runtime, asked))
     return tasks
 
 
@@ -105,12 +107,14 @@ class DecodingWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Decode a prompt with every method."""
+        from pipeline.models.devices import describe_machine
+
         at = self._turns[names[0]]
         tables = decode_prompt(self._pair, self._prompts[at], at)
         progress(1)
-        return {}, json.dumps(tables).encode()
+        return describe_machine(self._pair.target.device), json.dumps(tables).encode()
 
-    def facts(self, _: Sequence[Json]) -> Json:
+    def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""
         from pipeline.decoding.pair import run_facts
         from pipeline.models.devices import describe_device
@@ -124,6 +128,7 @@ class DecodingWorker:
                 for name, model in models
                 if model is not None
             },
+            "machines": distinct(measured),
             **describe_device(pair.target.device),
             "vocab_size": pair.target.vocab_size,
         }

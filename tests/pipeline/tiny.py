@@ -101,7 +101,8 @@ def used(
         path=str(directory or "nowhere"), revision=None, label=label, dtype="float32",
         head_dtype="float32", attention="sdpa",
     ).model_copy(update=changes)  # fmt: skip
-    runs = Device(name=device, threads=1, batch=batch), Execution(engine="inline", workers=None)
+    place = Device(name=device, threads=1, batch=batch, timings="any")
+    runs = place, Execution(engine="inline", workers=None)
     return ModelSpec(key, identity or own, settings, *runs, head)
 
 

@@ -33,13 +33,14 @@ from pipeline.shards import progress_bar
 from pipeline.stage import Inputs, Out, Task
 from pipeline.stages.report.inputs import Content, comparisons, margins_of, read_content
 from pipeline.stages.report.page import page_files
-from pipeline.stages.report.setups import extent
+from pipeline.stages.report.setups import extent, timed_machines
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Write the report of a study."""
     content = read_content(task, inputs)
     out.facts["targets"] = [target.label for target in content.targets]
+    out.facts["machines"] = timed_machines(content.sources)
     if not set(TABLE2) <= set(task.runtime.rules):
         print("The paper's tables lack rules: criteria=[paper,NAME] has them, too", flush=True)
     sections = [section for section in sections_of(content) if any(section.items)]

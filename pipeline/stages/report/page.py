@@ -23,7 +23,7 @@ from analysis.report.results import EPS, FATES, median_answer
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
 from pipeline.stages.report.inputs import Content
-from pipeline.stages.report.setups import introduction, machine, setup
+from pipeline.stages.report.setups import introduction, machine_lines, setup
 from pipeline.store import VERDICT
 
 WEB = Path(__file__).parent / "web"
@@ -65,7 +65,7 @@ def page_files(
         methods=methods,
         costs=list(map(first_screen.costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
-        machine=dict.fromkeys(machine(of.get("decoding", of["distributions"])) for of in made),
+        machine=machine_lines(sources),
         soundness=[of["acceptance"].facts for of in made if "acceptance" in of],
         relax=relax,
         bars=[item for section in sections for item in section.items if item and item.name == BARS],

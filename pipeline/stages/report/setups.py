@@ -9,8 +9,9 @@ from analysis.decoding.metrics import Decoded
 from analysis.report.published import PAPERS
 from analysis.report.results import Target
 from analysis.statistics.bootstrap import Resampling
-from pipeline.stage import Artifact
+from pipeline.stage import Artifact, Json
 from pipeline.stages.report.inputs import Source
+from pipeline.timings import distinct, in_words, machines
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
     "distributions.model.hub": "model",
@@ -110,19 +111,39 @@ def _as_text(value: Any) -> str:
     return text[:12] if digest else text
 
 
+def timed_machines(sources: Sequence[Source]) -> list[Json]:
+    """Return the machines on which the methods were timed that a report compares."""
+    decoded = [of.artifacts["decoding"] for of in sources if "decoding" in of.artifacts]
+    return distinct([machine for made in decoded for machine in machines(made.record)])
+
+
+def machine_lines(sources: Sequence[Source]) -> list[str]:
+    """Return a line for each machine of the timings, or of the distributions without any."""
+    lines = []
+    for source in sources:
+        made = source.artifacts
+        lines.append(f"Machine: {machine(made.get('decoding', made['distributions']))}")
+        if "accuracy" in made:
+            lines.append(f"Machine of the right answers: {machine(made['accuracy'])}")
+    return list(dict.fromkeys(lines))
+
+
 def machine(artifact: Artifact) -> str:
     """Return when and where an artifact was made, and with which versions, as one line."""
     record, facts = artifact.record, artifact.facts
-    versions = [
-        f"{name} {record['versions'][name]}" for name in ("python", "torch", "transformers")
-    ]
+    timed = machines(record)
+    where: list[str | None] = [in_words(timed)]
+    if not timed:
+        threads = f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None
+        device = facts.get("device") if facts.get("device") != "cpu" else None
+        torch = f"torch {record['versions']['torch']}"
+        where = [record.get("date"), record.get("processor"), device, threads, torch]
+    workers = facts.get("workers", 1)
     parts = [
-        record.get("date"),
-        record.get("processor"),
-        facts.get("device") if facts.get("device") != "cpu" else None,
-        f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None,
+        *where,
+        f"{workers} workers at once" if workers > 1 else None,
         record["platform"],
-        *versions,
+        *(f"{name} {record['versions'][name]}" for name in ("python", "transformers")),
         record["git"] and f"commit {record['git'][:10]}",
     ]
     return ", ".join(filter(None, parts))
