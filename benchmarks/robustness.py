@@ -54,6 +54,7 @@ PIXEL = b64decode(  # a figure that takes no time to draw
 METHOD = "{drafter:model,rule:greedy,draft_length:2}"
 DEFAULTS = {"kills": 200, "rounds": 20, "damages": 600, "signals": 200, "seed": 0}
 SIGNALS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+REMOVED = {".": 1, "certificates acceptance": 4, "": 4}  # before a command, and how often
 COMMANDS = {  # that are sent signals
     "single run": ["stage=acceptance"],
     "sweep": ["-m", "stage=certificates", "criteria.t=0.1,0.2"],
@@ -229,40 +230,46 @@ def ended_by(number: int, code: int, printed: str) -> str:
 
 
 def signals(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
-    """Send signals to commands, `count` times; each is begun anew, or goes on from what is left."""
+    """Send signals to commands, `count` times, with all, some or none of what they need stored."""
     chance, done = random.Random(seed), Counter[str]()
-    whole = new("whole")
-    seconds = {}
-    for command, words in COMMANDS.items():
-        begun = time.monotonic()
-        assert start_command(whole, words).wait() == 0, whole.log.read_text()
-        seconds[command] = time.monotonic() - begun
-    expected = whole.contents()
-    trial = new("signalled")
+    trial, expected, seconds = new("signalled"), dict[str, str](), dict[tuple[str, str], float]()
+    for removed in REMOVED:
+        for command, words in COMMANDS.items():
+            remove(trial, removed)
+            begun = time.monotonic()
+            assert start_command(trial, words).wait() == 0, trial.log.read_text()
+            seconds[command, removed] = time.monotonic() - begun
+            expected |= trial.contents()
     while done["signals"] < count:
-        if chance.random() < 0.5:
-            shutil.rmtree(trial.outputs, ignore_errors=True)
+        removed = chance.choices(list(REMOVED), list(REMOVED.values()))[0]
+        remove(trial, removed)
         command, number = chance.choice(list(COMMANDS)), chance.choice(list(SIGNALS))
         places = {path: path.stat().st_ino for path in trial.artifacts().values()}
         process = start_command(trial, COMMANDS[command])
         with suppress(subprocess.TimeoutExpired):
-            process.wait(chance.uniform(0, seconds[command]))
+            process.wait(chance.uniform(0, seconds[command, removed]))
         sent = process.poll() is None
         process.send_signal(number)
         code, printed = process.wait(), trial.log.read_text()
         assert all(path.stat().st_ino == inode for path, inode in places.items())
         assert trial.contents().items() <= expected.items()
-        if (trial.outputs / "artifacts").exists():
+        if places:
             assert trial.verified()[0] == 0
-        if not sent:
+        if sent:
+            done["signals"] += 1
+            done[f"{command}: {ended_by(number, code, printed)}"] += 1
+        else:
             assert code == 0, printed
-            continue
-        done["signals"] += 1
-        done[f"{command}: {ended_by(number, code, printed)}"] += 1
     for words in COMMANDS.values():
         assert start_command(trial, words).wait() == 0, trial.log.read_text()
     trial.expect_whole(expected)
     return done
+
+
+def remove(trial: Trial, names: str) -> None:
+    """Remove what a store has below its artifacts."""
+    for name in names.split():
+        shutil.rmtree(trial.outputs / "artifacts" / name, ignore_errors=True)
 
 
 def damage(path: Path, chance: random.Random) -> str:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-# How Python calls itself while it looks for the module of a command, and the command that pip makes.
+# Python's name while it looks for the module of a command, and that of the command that pip makes
 if os.path.basename("".join(sys.argv[:1])) in ("-m", "draft-acceptance"):  # noqa: PTH119
     import signal
 
