@@ -5,7 +5,9 @@ A study of tiny random models, all stages and the report, is
 - killed just before or after a random file operation, or at a random moment, and resumed until it
   is complete;
 - run by four processes at once;
-- damaged: bytes of tables, record.json and figures are flipped, cut, added, removed.
+- damaged: bytes of tables, record.json and figures are flipped, cut, added, removed;
+- sent SIGINT or SIGTERM at a random moment, from its first import to its last line, as a single run
+  and as a sweep (`--signals`).
 
 After each, the outputs are compared with an undisturbed run: nothing published is computed again,
 all contents are equal, ``pipeline.verify`` finds all damage, the next run repairs it, and no
@@ -20,6 +22,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +30,7 @@ import traceback
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -38,7 +41,9 @@ from hydra.core.global_hydra import GlobalHydra
 from analysis.report import style
 from pipeline import cli, verify
 from pipeline.config import composed
+from pipeline.errors import INTERRUPTED, TERMINATED
 from pipeline.files import read_json
+from pipeline.paths import ROOT
 from pipeline.study import STAGES
 from tests.pipeline import tiny
 from tests.pipeline.toy import die_at, status
@@ -47,6 +52,13 @@ PIXEL = b64decode(  # a figure that takes no time to draw
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
 METHOD = "{drafter:model,rule:greedy,draft_length:2}"
+DEFAULTS = {"kills": 200, "rounds": 20, "damages": 600, "signals": 200, "seed": 0}
+SIGNALS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+REMOVED = {".": 1, "certificates acceptance": 4, "": 4}  # before a command, and how often
+COMMANDS = {  # that are sent signals
+    "single run": ["stage=acceptance"],
+    "sweep": ["-m", "stage=certificates", "criteria.t=0.1,0.2"],
+}
 
 
 def tiny_study(folder: Path) -> list[str]:
@@ -190,6 +202,76 @@ def rounds(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[st
     return done
 
 
+def start_command(trial: Trial, words: list[str]) -> subprocess.Popen[bytes]:
+    """Start ``python -m pipeline`` as a shell does; it writes to the log of the trial."""
+    options = [word for word in words if word.startswith("-")]
+    values = [word for word in words if word not in options]
+    with trial.log.open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline", *options, *trial.overrides,
+             f"outputs='{trial.outputs}'", *values],
+            cwd=ROOT, stdout=log, stderr=log,
+            preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
+        )  # fmt: skip
+
+
+def ended_by(number: int, code: int, printed: str) -> str:
+    """Return how a command ended that was sent a signal; AssertionError if not as it should."""
+    assert "error: " not in printed, printed
+    if code == 0:
+        return "ended with 0, its work done"
+    if code == -number:  # as the shell shows it, 130 or 143 too
+        assert "Traceback" not in printed, printed
+        return "ended at once, before or after its work"
+    assert code == SIGNALS[signal.Signals(number)], f"{code}: {printed}"
+    assert "Traceback" not in printed, printed
+    assert printed.endswith("the same command goes on from here\n"), printed
+    return f"ended with {code}"
+
+
+def signals(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
+    """Send signals to commands, `count` times, with all, some or none of what they need stored."""
+    chance, done = random.Random(seed), Counter[str]()
+    trial, expected, seconds = new("signalled"), dict[str, str](), dict[tuple[str, str], float]()
+    for removed in REMOVED:
+        for command, words in COMMANDS.items():
+            remove(trial, removed)
+            begun = time.monotonic()
+            assert start_command(trial, words).wait() == 0, trial.log.read_text()
+            seconds[command, removed] = time.monotonic() - begun
+            expected |= trial.contents()
+    while done["signals"] < count:
+        removed = chance.choices(list(REMOVED), list(REMOVED.values()))[0]
+        remove(trial, removed)
+        command, number = chance.choice(list(COMMANDS)), chance.choice(list(SIGNALS))
+        places = {path: path.stat().st_ino for path in trial.artifacts().values()}
+        process = start_command(trial, COMMANDS[command])
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0, seconds[command, removed]))
+        sent = process.poll() is None
+        process.send_signal(number)
+        code, printed = process.wait(), trial.log.read_text()
+        assert all(path.stat().st_ino == inode for path, inode in places.items())
+        assert trial.contents().items() <= expected.items()
+        if places:
+            assert trial.verified()[0] == 0
+        if sent:
+            done["signals"] += 1
+            done[f"{command}: {ended_by(number, code, printed)}"] += 1
+        else:
+            assert code == 0, printed
+    for words in COMMANDS.values():
+        assert start_command(trial, words).wait() == 0, trial.log.read_text()
+    trial.expect_whole(expected)
+    return done
+
+
+def remove(trial: Trial, names: str) -> None:
+    """Remove what a store has below its artifacts."""
+    for name in names.split():
+        shutil.rmtree(trial.outputs / "artifacts" / name, ignore_errors=True)
+
+
 def damage(path: Path, chance: random.Random) -> str:
     """Damage a file in a random way; return the kind of damage."""
     content = path.read_bytes()
@@ -239,7 +321,7 @@ def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[s
 def main(arguments: list[str]) -> None:
     """Run all trials and print a summary; the first failure ends with its traceback."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("kills", 200), ("rounds", 20), ("damages", 600), ("seed", 0)):
+    for name, default in DEFAULTS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     counts = vars(parser.parse_args(arguments))
     with tempfile.TemporaryDirectory() as folder:
@@ -247,7 +329,7 @@ def main(arguments: list[str]) -> None:
         torch.set_num_threads(1)
         for stage in ("decoding", "acceptance"):  # compiled and imported once, for all forks
             run_study([*overrides, f"outputs='{folder}/warm'", f"stage={stage}"])
-        for trials in (kills, rounds, damages):
+        for trials in (kills, rounds, damages, signals):
             new, begun = partial(Trial, overrides, Path(folder) / trials.__name__), time.monotonic()
             done = trials(new, counts[trials.__name__], counts["seed"])
             print(

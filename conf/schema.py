@@ -6,6 +6,7 @@ No field has a default: a value that no YAML file sets is an error that names it
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -65,6 +66,13 @@ def _revision(value: str) -> str:
     return value
 
 
+def _place(value: str) -> str:
+    path = os.path.expanduser(_text(value))  # noqa: PTH111  as it is for a user that is not known
+    if path.startswith("~"):
+        raise ValueError("begins with ~ and no user of this machine: give the whole path")
+    return path
+
+
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("should be auto, cpu, cuda or cuda:N")
@@ -80,6 +88,7 @@ def _different(values: list[T]) -> list[T]:
 Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, AfterValidator(_text)]  # a path, or a hub id
 Revision = Annotated[str, AfterValidator(_revision)]
+Place = Annotated[str, AfterValidator(_place)]  # a directory that is made where it is missing
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -244,7 +253,7 @@ class Config(Section):
     study_name: Name | None
     note: str | None
     stage: StageName
-    outputs: Text
+    outputs: Place
     targets: dict[Name, ModelConfig]
     drafter: DrafterConfig | None
     prompts: Prompts

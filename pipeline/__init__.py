@@ -3,7 +3,8 @@
 import os
 import sys
 
-if sys.argv[:1] == ["-m"]:  # so Python calls itself while it looks for the module of a command
+# Python's name while it looks for the module of a command, and that of the command that pip makes
+if os.path.basename("".join(sys.argv[:1])) in ("-m", "draft-acceptance"):  # noqa: PTH119
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

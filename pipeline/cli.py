@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from conf.schema import Config
 from pipeline.config import OVERRIDE, composed, config_dirs, refuse, report_name
-from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
+from pipeline.errors import EXPECTED, PipelineError, go_on, one_line, terminal
 from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
@@ -88,7 +88,8 @@ def _point(config: DictConfig) -> None:
     overrides = list(job.overrides.task)
     given = {word.replace(" ", "") for word in sys.argv}  # of a swept key it has all values
     swept = [override for override in overrides if override.replace(" ", "") not in given]
-    print(f"point {int(job.job.num) + 1}: {', '.join(swept or overrides)}", flush=True)
+    named = ", ".join(swept or overrides)
+    print(f"point {int(job.job.num) + 1}{': ' if named else ''}{named}", flush=True)
     try:
         settings, tasks, artifacts = run(config)
         result: dict[str, Any] = {
@@ -98,6 +99,7 @@ def _point(config: DictConfig) -> None:
     except BrokenPipeError:
         raise
     except Exception as error:
+        go_on()  # if a library made this of an interruption
         if not isinstance(error, EXPECTED):
             traceback.print_exc()
         result = {"failed": one_line(error)}

@@ -36,6 +36,7 @@ def name_of(path: str) -> str:
 
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
+OmegaConf.register_new_resolver("home", os.path.expanduser, replace=True)
 OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 
 

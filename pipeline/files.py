@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 from pipeline.errors import DamagedError, PipelineError
 
 BLANK = "0" * 64  # stands for the checksum while it is computed
-DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+LONGEST = 100  # characters of a name; a file name has at most 255 bytes
+# what opening a file says where something else lies: nothing, a folder, links in a circle, a FIFO
+DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENXIO}
 
 
 def digest(content: bytes) -> str:
@@ -33,14 +37,38 @@ def json_digest(value: Any) -> str:
 
 
 def slug(label: str) -> str:
-    """Return `label` as a file name."""
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)[:100]  # a file name has at most 255 bytes
+    """Return `label` as a file name; of a long one the beginning, and a digest of all of it.
+
+    >>> slug("SmolLM2 (head)"), len(slug(100 * "x")), slug(101 * "x")[-10:]
+    ('SmolLM2_head_', 100, 'x-c675a2e6')
+    """
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
+    if len(name) <= LONGEST:
+        return name
+    mark = f"-{digest(label.encode())[:8]}"
+    return name[: LONGEST - len(mark)] + mark
 
 
 def file_digest(path: Path) -> str:
-    """Return the hex SHA-256 of a file's content."""
+    """Return the hex SHA-256 of a file's content; OSError as of `regular`."""
+    regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def regular(path: Path) -> None:
+    """Raise OSError where reading a path would wait, or never end: of a FIFO, socket or device."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.ENXIO, "it is no file", str(path))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -93,6 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DamagedError: the file can't be read, or differs by any byte; its directory is damaged.
     """
     try:
+        regular(path)
         text = path.read_bytes().decode("ascii")
         content: dict[str, Any] = json.loads(text)
         del content["checksum"]
@@ -118,10 +147,17 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 def read_checked(path: Path) -> bytes | None:
-    """Return what `write_checked` wrote; None where the file is not as it was written.
+    """Return what `write_checked` wrote; None where that is not what lies there.
 
     Raises:
         OSError: the file can't be read.
     """
-    checksum, _, content = path.read_bytes().partition(b"\n")
+    try:
+        regular(path)
+        written = path.read_bytes()
+    except OSError as error:
+        if error.errno in DAMAGE:
+            return None
+        raise
+    checksum, _, content = written.partition(b"\n")
     return content if checksum == digest(content).encode() else None

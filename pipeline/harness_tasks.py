@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from io import StringIO
@@ -79,6 +79,29 @@ def task_entries(name: str) -> dict[str, str]:
     return {"name": file.stem, "content": digest(content.encode())}
 
 
+def _manager(include_defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return TaskManager(include_defaults=include_defaults)
+
+
+@cache  # it takes ten seconds
+def _all_tasks() -> Any:
+    return _manager(include_defaults=True)
+
+
+def check_tasks(names: Sequence[str]) -> None:
+    """Refuse a name that is no task's, before anything is loaded."""
+    for name in names:
+        if task_file(name) is None and name not in _all_tasks().task_index:
+            ours = ", ".join(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
+            raise PipelineError(
+                f"accuracy.tasks: {name} is no task: give {ours}, a file *.yaml, or a name of "
+                "lm-evaluation-harness (python -m lm_eval ls tasks)"
+            )
+
+
 def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
     """Return the questions of stage accuracy's task, one of each harness task in turn."""
     tasks: dict[str, Any] = {}
@@ -93,18 +116,10 @@ def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
 
 
 def _load(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    from lm_eval.tasks import TaskManager
-
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    check_tasks(names)
     files = [task_file(name) for name in names]
-    manager = TaskManager(include_defaults=None in files)
+    manager = _all_tasks() if None in files else _manager(include_defaults=False)
     for name, file in zip(names, files, strict=True):
-        if file is None and name not in manager.task_index:
-            ours = ", ".join(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
-            raise PipelineError(
-                f"accuracy.tasks: {name} is no task: give {ours}, a file *.yaml, or a name of "
-                "lm-evaluation-harness (python -m lm_eval ls tasks)"
-            )
         try:
             loaded = manager.load([str(file or name)])["tasks"]
         except Exception as error:  # a task has code of its own, and data of the hub

@@ -125,7 +125,8 @@ def _state(path: Path) -> str:
 
 def local_path(path: str, key: str = "") -> Path | None:
     """Return a local path (a relative one also from the repository), or None for a hub id."""
-    for candidate in (Path(path).expanduser(), ROOT / path):
+    home = Path(os.path.expanduser(path))  # noqa: PTH111  as it is for a user that is not known
+    for candidate in (home, ROOT / path):
         if candidate.exists():
             return candidate.resolve()
     if HUB_ID.fullmatch(path):

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from pipeline.columns import Tables
 from pipeline.errors import PipelineError
-from pipeline.files import digest, read_checked, write_checked
+from pipeline.files import digest, read_checked, remove, write_checked
 from pipeline.stage import Inputs, Json, Out, Task
 from pipeline.workers import Here, OpenWorker, Result, ray_workers
 
@@ -97,7 +97,7 @@ def _finished(folder: Path, owner: Json | None = None) -> Iterator[Shard]:
         if content is None:
             if path.suffix == ".shard":
                 print(f"damaged: {path}: computed again", flush=True)
-            path.unlink()
+            remove(path)
             continue
         header = json.loads(content.partition(b"\n")[0])
         if owner is not None and header.get("owner") != owner:

@@ -70,8 +70,8 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
         print(f"{title}:")
         sweeps.print_table(_pivot(shown, key, value, whose))
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
-    file = slug(f"solve-{study.config.study}.csv")
-    sweeps.write_rows(every, Path(study.config.outputs) / "tables" / file)
+    file = Path(study.config.outputs) / "tables" / f"{slug(f'solve-{study.config.study}')}.csv"
+    sweeps.write_rows(every, file)
 
 
 def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:

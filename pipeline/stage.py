@@ -63,6 +63,8 @@ class Stage:
     compute: Callable[[Task, Inputs, Out], None]  # writes an artifact
     # refuses a study, by a PipelineError, before any file is looked at
     check: Callable[[Any], None] | None = None
+    # refuses a task that is to be computed, by a PipelineError, before anything is
+    check_task: Callable[[Task], None] | None = None
     # rows of an artifact, for the terminal and for the table of a sweep
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False  # whether a single run prints these rows as well
@@ -185,7 +187,7 @@ class Artifact:
             DamagedError: one is missing, another than was written, or was added: who reads the
                 directory as a data set would include it.
         """
-        found = (path for path in self.directory.rglob("*") if path.is_file())
+        found = (path for path in self.directory.rglob("*") if not path.is_dir())
         names = {path.relative_to(self.directory).as_posix() for path in found} - {RECORD}
         for name in sorted(names | self.record["files"].keys()):
             path = self.directory / name

@@ -1,10 +1,11 @@
 """The artifacts of all stages: found by what they are made from, published whole, checked, mended.
 
 An artifact is ``<root>/<stage>/<label>-<key12>/``: Parquet files and record.json, which holds a
-checksum of every file and of itself. It is made in ``.<key12>.<inputs>.partial/`` beside its place,
-where finished shards outlive a killed run; other content of an input is another such directory, and
-so are other timings. An artifact that was timed again lies beside the first, as
-``<label>.2-<key12>/``: `pipeline.timings` says which one suits what is asked for.
+checksum of every file and of itself. It is made in a workspace beside its place,
+``.<key12>.<inputs>.v<version>.partial/``, where finished shards outlive a killed run; other content
+of an input is another workspace, and so are other timings. An artifact that was timed again lies
+beside the first, as ``<label>.2-<key12>/``: `pipeline.timings` says which one suits what is asked
+for.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ import errno
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 
-from pipeline.errors import DamagedError, PipelineError
-from pipeline.files import digest, file_digest, put, slug, sync, write_json
+from pipeline.errors import DamagedError, PipelineError, go_on
+from pipeline.files import digest, file_digest, put, remove, slug, sync, write_json
 from pipeline.paths import ROOT
 from pipeline.secrets import without_secrets
 from pipeline.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
@@ -35,7 +37,24 @@ from pipeline.timings import Asked, changed_answers, in_words, machines, process
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 REBUILDS = 3  # of an artifact that is damaged again and again
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+REMEDIES = {  # where nothing can be written, by what the system says
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        "no incomplete file was kept; free space and run the same command again",
+    ),
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "give outputs=DIRECTORY, one that you may write to",
+    ),
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS),
+        "this file system has no locks: give outputs=DIRECTORY, one on another",
+    ),
+}
+ARTIFACT = re.compile(r"[^.].*-[0-9a-f]{12}")
+WORKSPACE = re.compile(r"\.([0-9a-f]{12})\.[0-9a-f]{8}(?:\.v(\d+))?\.partial")
+ABANDONED = 30  # days after which a workspace that nobody has gone on with is removed
+DAY = 86_400.0  # seconds
 PACKAGES = ("numpy", "pyarrow", "pandas", "numba", "matplotlib", "torch", "transformers")
 
 
@@ -64,16 +83,17 @@ class Store:
             yield Artifact(path, task.stage.tables)
 
     def all(self, stages: Iterable[Stage]) -> Iterator[Artifact]:
-        """Yield every published artifact of some stages."""
+        """Yield every published artifact of some stages, and what lies in the place of one."""
         for stage in stages:
-            for path in sorted((self.root / stage.name).glob("[!.]*-*")):
-                if path.is_dir():
+            for path in sorted((self.root / stage.name).glob("*")):
+                if ARTIFACT.fullmatch(path.name):
                     yield Artifact(path, stage.tables)
 
     def fresh(self, task: Task) -> bool:
         """Say whether a task is published, and no input has other content or timings since.
 
-        Only a report is made from timings. An input that was deleted makes nothing stale: the key says what it was.
+        Only a report is made from timings. An input that was deleted makes nothing stale: the key
+        says what it was.
 
         Raises:
             DamagedError: a record is damaged.
@@ -105,7 +125,7 @@ class Store:
             for task in tasks:
                 visit(task)
         except DamagedError as damage:
-            self.set_aside(damage.directory)
+            self.set_aside(damage)
             return self.missing(tasks)
         return list(needed.values())
 
@@ -121,6 +141,7 @@ class Store:
         """
         damaged = Counter[Path]()
         while True:
+            go_on()
             try:
                 artifact = self._found(task) or self._made(task)
                 self._tidy(task, artifact)
@@ -131,7 +152,7 @@ class Store:
                     raise PipelineError(
                         f"{damage.reason}, after {REBUILDS} rebuilds: check the disk"
                     ) from damage
-                self.set_aside(damage.directory)
+                self.set_aside(damage)
 
     def _found(self, task: Task) -> Artifact | None:
         artifact = self.find(task) if self.fresh(task) else None
@@ -145,7 +166,8 @@ class Store:
         if task.asked is not None:
             parts.append(task.asked.mark)
         of_inputs = digest("\n".join(parts).encode())[:8]
-        return self.root / task.stage.name / f".{task.key[:12]}.{of_inputs}.partial"
+        name = f".{task.key[:12]}.{of_inputs}.v{task.stage.version}.partial"
+        return self.root / task.stage.name / name
 
     def _tidy(self, task: Task, artifact: Artifact) -> None:
         """Remove what a run left that was killed after it had published a task."""
@@ -158,19 +180,20 @@ class Store:
             with suppress(OSError), self.lock(task):  # not held by who makes it anew
                 if self.fresh(task):
                     for work in left:
-                        shutil.rmtree(work, ignore_errors=True)
+                        remove(work)
 
     def _made(self, task: Task) -> Artifact:
         inputs = {name: self.get(above) for name, above in task.inputs.items()}
         try:
             with self.lock(task):
-                return self._found(task) or self._compute(task, inputs)
+                made = self._found(task) or self._compute(task, inputs)
+            self.unfinished(task.stage)
+            return made
         except OSError as error:
-            if error.errno not in UNWRITABLE:
+            if error.errno not in REMEDIES:
                 raise
             raise PipelineError(
-                f"{task.name}: can't write below {self.root} ({os.strerror(error.errno)}): no "
-                "incomplete file was kept; free space and run the same command again"
+                f"{task.name}: can't write below {self.root} {_with_remedy(error)}"
             ) from error
 
     def _compute(self, task: Task, inputs: Inputs) -> Artifact:
@@ -178,7 +201,10 @@ class Store:
         begun = time.monotonic()
         contents = {name: artifact.content for name, artifact in inputs.items()}
         work = self._workspace(task, contents)
-        shutil.rmtree(work / "artifact", ignore_errors=True)  # of a killed run
+        for folder in (work, work / "shards"):
+            if not folder.is_dir():  # but something else
+                remove(folder)
+        remove(work / "artifact")  # of a killed run
         out = Out(task.stage, work / "artifact", work / "shards")
         out.directory.mkdir(parents=True)
         try:
@@ -257,34 +283,76 @@ class Store:
         places = (folder / f"{name}-{task.key[:12]}" for name in names)
         return next(place for place in places if not os.path.lexists(place))
 
-    def set_aside(self, directory: Path) -> bool:
-        """Move a damaged artifact out of the way and say so; return whether it was damaged."""
-        with self.lock():
-            try:  # again: another process may have mended it meanwhile
-                if directory.is_dir():
-                    Artifact(directory, {}).check()
-                return False
-            except DamagedError as damage:
-                place = self.root / "damaged" / f"{directory.name}.{time.time_ns()}"
+    def set_aside(self, damage: DamagedError) -> bool:
+        """Move a damaged artifact out of the way and say so; return whether it was damaged.
+
+        Raises:
+            PipelineError: it is damaged and stays where it is: nothing can be written there.
+        """
+        directory = damage.directory
+        place = self.root / "damaged" / f"{directory.name}.{time.time_ns()}"
+        try:
+            with self.lock():
+                reason = _damage(directory)  # again: another process may have mended it meanwhile
+                if reason is None:
+                    return False
                 place.parent.mkdir(exist_ok=True)
                 directory.rename(place)
-                print(f"damaged: {damage.reason}; set aside in {relative(place)}", flush=True)
-                return True
+        except OSError as error:
+            raise PipelineError(
+                f"damaged, not set aside: {damage.reason} {_with_remedy(error)}"
+            ) from error
+        print(f"damaged: {reason}; set aside in {relative(place)}", flush=True)
+        return True
+
+    def unfinished(self, stage: Stage) -> list[Path]:
+        """Return the workspaces of a stage; remove those that no run will go on with.
+
+        They are of another version of the stage, or nothing was written there in `ABANDONED` days.
+        """
+        left = []
+        for work in sorted((self.root / stage.name).glob(".*.partial")):
+            named = WORKSPACE.fullmatch(work.name)
+            current = named is not None and named[2] == str(stage.version)
+            written = max(path.lstat().st_mtime for path in (work, *work.rglob("*")))
+            if named is None or (current and time.time() - written < ABANDONED * DAY):
+                left.append(work)
+                continue
+            try:
+                with self._held(f"{stage.name}-{named[1]}", wait=False):  # not by who computes
+                    remove(work)
+                print(f"removed: {relative(work)}, which no run would go on with", flush=True)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                left.append(work)
+        return left
 
     @contextmanager
     def lock(self, task: Task | None = None) -> Iterator[None]:
         """Hold the lock of a task, or that under which anything is moved to or from its place."""
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
         name = f"{task.stage.name}-{task.key[:12]}" if task else "moving"
-        lock = FileLock(self.root / ".locks" / f"{name}.lock")
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._held(name, wait=False))
+            except Timeout:
+                if task:
+                    print(f"{task.name}: another process computes it, waiting", flush=True)
+                held.enter_context(self._held(name))
+            yield
+
+    @contextmanager
+    def _held(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        from filelock import FileLock
+
         (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.root / ".locks" / f"{name}.lock")
         try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            if task:
-                print(f"{task.name}: another process computes it, waiting", flush=True)
-            held = lock.acquire()
+            held = lock.acquire(timeout=-1 if wait else 0)
+        except NotImplementedError as error:  # of some versions
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
         with held:
             yield
 
@@ -297,11 +365,29 @@ def _rank(asked: Asked, artifact: Artifact) -> float:
         return math.inf
 
 
+def _with_remedy(error: OSError) -> str:
+    """Return what the system says where nothing can be written, and the remedy."""
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"({error.strerror or error})" + (f": {remedy}" if remedy else "")
+
+
+def _damage(directory: Path) -> str | None:
+    """Return how an artifact, or what lies in the place of one, is damaged; None if it is not."""
+    try:
+        if directory.is_dir():
+            Artifact(directory, {}).check()
+        elif directory.is_symlink() or directory.exists():
+            return f"{directory} is no directory"
+    except DamagedError as damage:
+        return damage.reason
+    return None
+
+
 def drop_unfinished(work: Path) -> None:
     """Remove what is half-written in a workspace; finished shards stay for the next run."""
     shutil.rmtree(work / "artifact", ignore_errors=True)
     for path in (work / "shards").glob("*.tmp"):
-        path.unlink(missing_ok=True)
+        remove(path)
     if not any((work / "shards").glob("*")):
         shutil.rmtree(work, ignore_errors=True)
 

@@ -133,6 +133,9 @@ class Study:
         tasks = self.tasks[stage]
         todo = self.store.missing(tasks)
         if todo:
+            for task in todo:
+                if task.stage.check_task is not None:
+                    task.stage.check_task(task)
             check_models(todo)
             self._print_plan(tasks, {task.key for task in todo})
         artifacts = [self.store.get(task) for task in tasks]

@@ -17,20 +17,18 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
-from pipeline.errors import PipelineError, terminal
-from pipeline.files import slug, write_whole
+from pipeline.errors import DamagedError, PipelineError, terminal
+from pipeline.files import read_json, slug, write_json, write_whole
 from pipeline.stage import Artifact, Json, Task
 from pipeline.store import relative
 
 POINT = "point.json"
-LONGEST = 100  # characters of a file's name that say what was swept
 
 
 def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
     """Write the result of a job: its stage and rows, or the reason why it failed."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"overrides": overrides, **result}, indent=1) + "\n"
-    write_whole(directory / POINT, text.encode())
+    write_json(directory / POINT, {"overrides": overrides, **result})
 
 
 class Sweep(Callback):
@@ -40,10 +38,14 @@ class Sweep(Callback):
         """Remove the results of an earlier sweep in the same directory; nothing behind a link.
 
         Raises:
-            SystemExit: a folder that a job would write to is a link.
+            SystemExit: the directory is not a whole path, or a folder that a job would write to is
+                a link.
         """
         with terminal():
-            directory = Path(config.hydra.sweep.dir)
+            place = str(config.hydra.sweep.dir)
+            if place.startswith("~"):
+                raise PipelineError(f"hydra.sweep.dir={place}: give the whole path, without ~")
+            directory = Path(place)
             for folder in directory.glob("[0-9]*"):
                 if folder.is_symlink():
                     raise PipelineError(
@@ -57,7 +59,14 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print and write the table and the plot; SystemExit with 1 where a point has failed."""
         with terminal():
-            if collect(Path(config.hydra.sweep.dir)):
+            directory = Path(config.hydra.sweep.dir)
+            if not _points(directory):
+                words = " ".join(config.hydra.overrides.task)
+                raise PipelineError(
+                    f"{words}: the sweep has no point in {directory}: give every key a value, and "
+                    "leave hydra.sweep.subdir as it is"
+                )
+            if collect(directory):
                 raise SystemExit(1)
 
 
@@ -70,7 +79,16 @@ def _of_a_sweep(point: Path) -> bool:
 
 
 def _points(directory: Path) -> list[Path]:
-    return sorted(directory.glob(f"[0-9]*/{POINT}"), key=lambda path: int(path.parent.name))
+    found = [path for path in directory.glob(f"*/{POINT}") if path.parent.name.isdecimal()]
+    return sorted(found, key=lambda path: int(path.parent.name))
+
+
+def _read_point(path: Path) -> Json:
+    """Return the result of a job; that of one whose file is damaged is that it failed."""
+    try:
+        return read_json(path)
+    except DamagedError as damage:
+        return {"overrides": [], "failed": f"{damage.reason}: run the sweep again"}
 
 
 def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
@@ -134,28 +152,41 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
 
 def collect(directory: Path) -> int:
     """Print and write the table and the plot of a sweep; list and count its failed points."""
-    import pandas as pd
-
-    points = [json.loads(path.read_text()) for path in _points(directory)]
-    jobs = pd.DataFrame([values_of(point["overrides"]) for point in points], dtype=str).fillna("")
-    keys = list(map(str, jobs))
-    swept = [key for key in keys if len(set(jobs[key])) > 1] or keys[-1:]
+    points = [_read_point(path) for path in _points(directory)]
+    jobs = [values_of(point["overrides"]) for point in points]
+    keys = list(dict.fromkeys(key for job in jobs for key in job))
+    varied = [key for key in keys if len({job.get(key, "") for job in jobs if job}) > 1]
     failed = [at for at, point in enumerate(points) if "failed" in point]
     for at in failed:
-        where = ", ".join(f"{key}={jobs[key][at]}" for key in swept)
-        print(f"failed: {where}: {points[at]['failed']}")
-    for key in swept:
-        with suppress(ValueError):  # not all are numbers
-            jobs[key] = pd.to_numeric(jobs[key])
+        job, reason = jobs[at], points[at]["failed"]
+        where = ", ".join(f"{key}={job.get(key, '')}" for key in varied if job)
+        print(f"failed: {where}: {reason}" if where else f"failed: {reason}")
+    swept = varied or keys[-1:]
+    good = [(job, point) for job, point in zip(jobs, points, strict=True) if "failed" not in point]
+    places = _numbered([job for job, _ in good], swept)
     rows = [
         place | row | place
-        for place, point in zip(jobs[swept].to_dict("records"), points, strict=True)
-        for row in point.get("rows", [])
+        for place, (_, point) in zip(places, good, strict=True)
+        for row in point["rows"]
     ]
     if rows:
-        stage = next(point["stage"] for point in points if "stage" in point)
-        _publish(directory, slug(f"{stage}_by_{'_'.join(swept)}"[:LONGEST]), swept, rows)
+        stage = good[0][1]["stage"]
+        _publish(directory, slug(f"{stage}_by_{'_'.join(swept)}" if swept else stage), swept, rows)
     return len(failed)
+
+
+def _numbered(jobs: Sequence[Mapping[str, str]], swept: Sequence[str]) -> list[Json]:
+    """Return what jobs have for the swept keys: numbers where all of them are numbers."""
+    import pandas as pd
+
+    places: list[Json] = [{} for _ in jobs]
+    for key in swept:
+        values: Any = pd.Series([job.get(key, "") for job in jobs], dtype=str)
+        with suppress(ValueError):  # not all are numbers
+            values = pd.to_numeric(values)
+        for place, value in zip(places, values.tolist(), strict=True):
+            place[key] = value
+    return places
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:

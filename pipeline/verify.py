@@ -1,7 +1,8 @@
 """Re-hash every artifact: ``python -m pipeline.verify [OUTPUTS]`` (``make verify``).
 
-What is damaged is named and set aside; the next run that needs it makes it anew. What a killed run
-left is counted: the next run of the same command goes on from it.
+What is damaged is named and set aside; the next run that needs it makes it anew. What can't be read
+is named. What a killed run left is counted: the next run of the same command goes on from it. What
+no run will go on with is removed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.errors import DamagedError, PipelineError, command
+from pipeline.errors import DamagedError, PipelineError, command, one_line
 from pipeline.hub import SUMS
 from pipeline.hub import damaged as damaged_model
 from pipeline.paths import OUTPUTS
@@ -29,31 +30,39 @@ def _verify(outputs: Path) -> int:
         raise PipelineError(
             f"{store.root} does not exist: give another, python -m pipeline.verify OUTPUTS"
         )
-    count = damaged = 0
+    count = damaged = unreadable = 0
     for artifact in store.all(STAGES.values()):
         count += 1
         try:
             artifact.check()
         except DamagedError as damage:
             damaged += _set_aside(store, damage)
+        except (PipelineError, OSError) as error:
+            unreadable += 1
+            print(one_line(error), file=sys.stderr)
     for place in sorted(path.parent for path in (outputs / "models").glob(f"*/{SUMS}")):
-        if name := damaged_model(place):
+        try:
+            name = damaged_model(place)
+        except OSError as error:
+            unreadable += 1
+            print(one_line(error), file=sys.stderr)
+            continue
+        if name:
             damaged += 1
             again = "make it again with python -m tools.smollm2"
             print(f"{place}: {name} is damaged: {again}", file=sys.stderr)
-    partial = sum(1 for stage in STAGES for _ in (store.root / stage).glob(".*.partial"))
-    print(f"{count} artifacts verified, {damaged} damaged; {partial} unfinished")
-    return int(damaged > 0)
+    unfinished = sum(len(store.unfinished(stage)) for stage in STAGES.values())
+    denied = f", {unreadable} unreadable" if unreadable else ""
+    print(f"{count} artifacts verified, {damaged} damaged{denied}; {unfinished} unfinished")
+    return int(damaged + unreadable > 0)
 
 
 def _set_aside(store: Store, damage: DamagedError) -> bool:
     """Set a damaged artifact aside; return whether it is still damaged: a run may mend it."""
     try:
-        return store.set_aside(damage.directory)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"damaged, not set aside: {damage.reason} ({error.strerror})", file=sys.stderr)
+        return store.set_aside(damage)
+    except PipelineError as error:
+        print(one_line(error), file=sys.stderr)
         return True
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.harness_tasks import INSTALL, Question, questions, task_entries
+from pipeline.harness_tasks import INSTALL, Question, check_tasks, questions, task_entries
 from pipeline.methods import baseline, build_methods, method_entries
 from pipeline.stage import Json, Stage, Task
 from pipeline.timings import Asked, distinct
@@ -244,6 +244,7 @@ STAGE = Stage(
     },
     plan=plan,
     compute=compute,
+    check_task=lambda task: check_tasks(task.runtime.extra["tasks"]),
     summary=summary,
     printed=True,
 )

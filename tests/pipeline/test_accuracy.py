@@ -246,6 +246,9 @@ def test_what_is_missing_is_named(place, monkeypatch):
     monkeypatch.setattr("lm_eval.tasks._index.TaskIndex.build", lambda *_: {})
     with pytest.raises(PipelineError, match=r"none is no task: give arithmetic, facts, .* a file"):
         asked(place, "accuracy.tasks=[facts,none]")
+    monkeypatch.setattr("pipeline.study.check_models", lambda _: pytest.fail("models were loaded"))
+    with pytest.raises(PipelineError, match=r"accuracy\.tasks: none is no task"):
+        study(place, "accuracy.tasks=[facts,none]").make("accuracy")
 
 
 def test_the_report_has_a_section_only_once_the_answers_are_there(place, made):

@@ -58,6 +58,53 @@ def test_a_command_ends_in_one_line(begin, body, status, printed, said):
     assert (done.returncode, done.stdout, done.stderr) == (status, printed, said)
 
 
+REPLACED = f"try:\n  {KILL.format(15)}\n except BaseException: raise AttributeError('of a library')"
+LOST = f"try:\n  {KILL.format(2)}\n except BaseException: pass\n print('went on')"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "printed", "said"),
+    [
+        (REPLACED, TERMINATED, "", "terminated"),
+        (REPLACED.replace("AttributeError", "SystemExit"), TERMINATED, "", "terminated"),
+        (REPLACED.replace("AttributeError", "PipelineError"), TERMINATED, "", "terminated"),
+        (LOST, INTERRUPTED, "went on\n", "interrupted"),
+        (f"with terminal():\n  {KILL.format(2)}", INTERRUPTED, "", "interrupted"),
+        (f"with terminal(): print('done')\n {KILL.format(15)}", TERMINATED, "done\n", "terminated"),
+    ],
+)
+def test_an_interruption_stays_one_whatever_becomes_of_it(body, status, printed, said):
+    done = run(body, "from pipeline.errors import PipelineError\n")
+    assert (done.returncode, done.stdout, done.stderr) == (status, printed, said + GOES_ON)
+
+
+def test_a_signal_after_the_end_and_a_second_one_end_the_process_at_once():
+    after = run(f"print('done')\n{KILL.format(15)}; print('went on')")
+    assert (after.returncode, after.stdout, after.stderr) == (-signal.SIGTERM, "done\n", "")
+    twice = f"try:\n  {KILL.format(2)}\n finally:\n  {{}}\n  {KILL.format(15)}\n  print('tidied')"
+    same = run(twice.format("pass"))  # as `timeout` sends it twice
+    assert (same.returncode, same.stdout) == (INTERRUPTED, "tidied\n")
+    second = run(twice.format("import pipeline.errors as e; e.TWICE = 0"))
+    assert (second.returncode, second.stdout) == (-signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize(
+    ("body", "printed", "said"),
+    [
+        (r"print('a\x1b[31m\tb\nc\u202ed\x9b\rθ')", "a\\x1b[31m\tb\nc\\u202ed\\x9b\\rθ\n", ""),
+        (r"raise OSError(2, 'no', 'a\x1b[2Jb')", "", "error: a\\x1b[2Jb: no\n"),
+        (r"raise SystemExit('\x07')", "", "\\x07\n"),
+        (r"import sys; sys.stderr.write('\r3 of 4\x1b'); sys.stderr.write('\n\x1b[A')", "",
+         "\n3 of 4\\x1b\n\x1b[A"),  # a return is read as a new line
+    ],
+)  # fmt: skip
+def test_texts_of_others_do_nothing_to_the_terminal(body, printed, said):
+    done = run(body)
+    assert (done.stdout, done.stderr) == (printed, said)
+    failed = run(r"raise KeyError('\x1b]0;title\x07')").stderr
+    assert "\x1b" not in failed
+
+
 def test_an_unexpected_error_has_its_traceback_and_any_character_is_printed():
     done = run("print('θ')\n raise KeyError('k')", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (1, "\\u03b8\n")

@@ -2,7 +2,9 @@
 
 import errno
 import multiprocessing
+import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,12 @@ import pyarrow as pa
 import pytest
 from filelock import FileLock
 
+from pipeline import stage as stage_module
 from pipeline import store as store_module
 from pipeline import verify
 from pipeline.columns import Column, check_schema
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.files import json_digest
+from pipeline.files import digest, json_digest
 from pipeline.stage import Artifact
 from pipeline.store import Store
 from pipeline.study import STAGES
@@ -167,6 +170,28 @@ DAMAGES = {
 }
 
 
+def replace_by(make):
+    """A damage: something else lies in the place of a file."""
+
+    def damage(path, _):
+        path.unlink()
+        make(path)
+
+    return damage
+
+
+DAMAGES |= {
+    "a folder": replace_by(Path.mkdir),
+    "a FIFO": replace_by(os.mkfifo),
+    "a circle of links": replace_by(lambda path: path.symlink_to(path.name)),
+    "a link to nothing": replace_by(lambda path: path.symlink_to("nothing")),
+    "a FIFO added": lambda data, _: os.mkfifo(data.with_name("more.parquet")),
+    "record: a FIFO": lambda _, record: replace_by(os.mkfifo)(record, _),
+    "record: a folder": lambda _, record: replace_by(Path.mkdir)(record, _),
+    "record: a circle": lambda _, record: replace_by(lambda p: p.symlink_to(p.name))(record, _),
+}
+
+
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_found_set_aside_and_mended(store, kind, capsys):
     first, second, _ = tasks()
@@ -180,6 +205,129 @@ def test_damage_is_found_set_aside_and_mended(store, kind, capsys):
         assert str(made.directory) in said
         assert store.find(first).content == made.content
         assert len(list((store.root / "damaged").iterdir())) == times
+
+
+@pytest.mark.parametrize("make", [
+    Path.touch, os.mkfifo, lambda path: path.symlink_to("nothing"),
+    lambda path: path.symlink_to(path.name),
+])  # fmt: skip
+def test_what_lies_in_the_place_of_an_artifact_is_moved_aside(store, make, monkeypatch, capsys):
+    first, second, _ = tasks()
+    monkeypatch.setattr(verify, "STAGES", {"prompts": PROMPTS})
+    place = store.get(first).directory
+    for reader in (first, second, None):
+        shutil.rmtree(place)
+        make(place)
+        if reader is None:
+            assert verify.main([str(store.root.parent)]) == 1
+        else:
+            store.get(reader)
+        [said] = [line for line in capsys.readouterr().out.splitlines() if "set aside" in line]
+        assert str(place) in said
+    assert len(list((store.root / "damaged").iterdir())) == 3
+    store.get(first).check()
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path.name)])
+@pytest.mark.parametrize("name", ["", "shards", "artifact", "shards/0.shard", "shards/1.tmp"])
+def test_what_lies_in_the_place_of_a_workspace_is_removed(store, name, make):
+    task = tasks()[1]
+    above = store.get(tasks()[0])
+    of_inputs = digest(above.content.encode())[:8]
+    work = store.root / "steps" / f".{task.key[:12]}.{of_inputs}.v1.partial"
+    (work / name).parent.mkdir(parents=True)
+    make(work / name)
+    store.get(task).check()
+    assert not list(store.root.rglob(".*partial"))
+
+
+def test_a_folder_among_shards_is_removed(store, capsys):
+    task = tasks()[1]
+    of_inputs = digest(store.get(tasks()[0]).content.encode())[:8]
+    work = store.root / "steps" / f".{task.key[:12]}.{of_inputs}.v1.partial" / "shards"
+    for name in ("0.shard", "1.tmp", "2"):
+        (work / name / "inside").mkdir(parents=True)
+    store.get(task).check()
+    assert "0.shard: computed again" in capsys.readouterr().out
+    assert not list(store.root.rglob(".*partial"))
+
+
+def interrupted_workspace(store, task):
+    def compute(*arguments):
+        toy.steps(*arguments)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.get(replace(task, stage=replace(task.stage, compute=compute)))
+    [work] = (store.root / task.stage.name).glob(f".{task.key[:12]}.*.partial")
+    return work
+
+
+def test_workspaces_that_no_run_goes_on_with_are_removed(store, capsys):
+    """Of another version at once, of other settings when they have lain for long."""
+    task, other = tasks()[1], tasks(5)[1]
+    newer = replace(task, stage=replace(task.stage, version=2))
+    old, waiting = interrupted_workspace(store, task), interrupted_workspace(store, other)
+    for work in [old, waiting]:
+        assert work in store.unfinished(task.stage)
+    waiting = waiting.rename(str(waiting).replace(".v1.", ".v2."))
+    with FileLock(store.root / ".locks" / f"steps-{task.key[:12]}.lock"):
+        assert old in store.unfinished(newer.stage)  # another process works there
+    store.get(newer)
+    assert not old.exists()
+    assert waiting.exists()
+    assert f"removed: {old}" in capsys.readouterr().out
+    days = store_module.ABANDONED * store_module.DAY
+    for age, stays in ((days - 60, True), (days + 60, False)):
+        for path in [waiting, *waiting.rglob("*")]:
+            os.utime(path, times=(0, time.time() - age))
+        store.unfinished(newer.stage)
+        assert waiting.exists() == stays
+
+
+def test_verify_goes_on_behind_what_can_not_be_read(store, monkeypatch, capsys):
+    monkeypatch.setattr(verify, "STAGES", {"prompts": PROMPTS, "steps": toy.STEPS})
+    data = [store.get(task).directory / "data.parquet" for task in tasks()[:2]]
+    flip(data[1])
+    read = stage_module.file_digest
+
+    def denied(path):
+        if path == data[0]:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(stage_module, "file_digest", denied)
+    assert verify.main([str(store.root.parent)]) == 1
+    told = capsys.readouterr()
+    assert f"{data[0]} can't be read (Permission denied)" in told.err
+    assert f"damaged: {data[1]}" in told.out
+    assert "2 artifacts verified, 1 damaged, 1 unreadable" in told.out
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOLCK, "has no locks: give outputs="),
+        (errno.EOPNOTSUPP, "has no locks: give outputs="),
+        (errno.EROFS, "give outputs=DIRECTORY, one that you may write to"),
+        (errno.EACCES, "give outputs=DIRECTORY, one that you may write to"),
+        (errno.ENOSPC, "free space"),
+    ],
+)
+def test_where_nothing_can_be_written_the_remedy_is_said_and_damage_named(
+    store, number, remedy, monkeypatch
+):
+    data = store.get(tasks()[0]).directory / "data.parquet"
+
+    def refused(self, *_, **__):
+        raise OSError(number, os.strerror(number), self.lock_file)
+
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    with pytest.raises(PipelineError, match=f"steps toy: can't write below .*{remedy}"):
+        store.get(tasks()[1])
+    flip(data)
+    with pytest.raises(PipelineError, match=f"damaged, not set aside: {data} .*{remedy}"):
+        store.get(tasks()[1])
 
 
 def test_a_disk_that_damages_all_it_is_given_is_named(store, monkeypatch):

@@ -1,5 +1,6 @@
 """Stage certificates, and the table of a sweep: both ends of what certificates leave open."""
 
+import os
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from pipeline import stored, sweeps
 from pipeline.stages.report import summary
 from pipeline.store import Store
 from pipeline.study import Study
+from tests.conftest import pipeline
+from tests.pipeline import toy
 
 
 def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bounds(
@@ -140,6 +143,72 @@ def test_a_failed_point_is_named_as_it_was_given(tmp_path, capsys):
     assert sweeps.collect(tmp_path) == 1
     assert "failed: criteria.t=7: t=7 is not allowed" in capsys.readouterr().out
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
+
+
+def test_what_did_not_vary_is_not_blamed(tmp_path, capsys):
+    """A wrong value that all points have, or no value given at all."""
+    for at, overrides in enumerate((["prompts.count=", "outputs=/x"], [])):
+        directory = tmp_path / str(at)
+        sweeps.write_point(directory / "0", overrides, failed="prompts.count='' is not allowed")
+        assert sweeps.collect(directory) == 1
+        assert capsys.readouterr().out == "failed: prompts.count='' is not allowed\n"
+
+
+def test_a_sweep_without_overrides_has_a_table(tmp_path):
+    point(tmp_path, 0, [], [{"target": "large", "mean": 0.1}])
+    assert sweeps.collect(tmp_path) == 0
+    assert pd.read_csv(tmp_path / "decoding.csv")["mean"].tolist() == [0.1]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_text("{"), lambda path: path.write_text("[]"),
+    lambda path: path.write_bytes(b"\xff"), toy.flip,
+    lambda path: (path.unlink(), os.mkfifo(path)), lambda path: (path.unlink(), path.mkdir()),
+])  # fmt: skip
+def test_a_damaged_point_is_named_and_the_others_are_kept(damage, tmp_path, capsys):
+    for number, t in enumerate((0.1, 0.2, 0.3)):
+        point(tmp_path, number, [f"criteria.t={t}"], [{"target": "large", "mean": t}])
+    for name in ("1x", "x", "-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "point.json").touch()
+    damage(tmp_path / "1" / "point.json")
+    assert sweeps.collect(tmp_path) == 1
+    assert f"failed: {tmp_path}/1/point.json " in capsys.readouterr().out
+    assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.1, 0.3]
+
+
+def sweep(*words):
+    return pipeline(
+        "-m", "study=mini", "stage=certificates", "criteria=additive", *words, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["outputs={here}", "criteria.t=range(1,0)"],
+            "criteria.t=range(1,0): the sweep has no point",
+        ),
+        (["outputs={here}", "criteria.t=0.1", "hydra.sweep.dir='~/x'"], "hydra.sweep.dir=~/x"),
+        (["outputs='~nobody here/x'", "criteria.t=0.1"], "hydra.sweep.dir=~nobody here/x"),
+    ],
+)
+def test_a_sweep_that_can_not_be_is_refused(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = sweep(*(word.format(here=tmp_path) for word in words))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("~")]
+
+
+def test_outputs_below_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    done = sweep("outputs='~/x'", "criteria.t=7")
+    assert "criteria" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert list((tmp_path / "x").rglob("point.json"))
 
 
 def test_every_rule_is_read_over_the_same_steps_in_their_order(small_study, tmp_path, monkeypatch):
