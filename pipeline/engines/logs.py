@@ -42,6 +42,7 @@ ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.c
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
+ECHOED = "tokens of echoed prompts"
 WITHOUT = "steps without log-probabilities"
 SHORTER = "steps with fewer log-probabilities than the others"
 ODD = "steps that contradict themselves"
@@ -76,13 +77,18 @@ def read_log(
     Without `vocab_size` the checks that need it are left out. `error` is how far each value may be
     off, nats; None takes it from how they are printed.
     """
+    echoed = 0
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
+        nonlocal echoed
         asked = [answer.request[key] for key in PROMPTS if answer.request.get(key)]
         prompt = json.dumps(asked[0]) if asked else ""
-        return logged_steps(answer), by_llama(answer), prompt
+        steps, prompt_tokens = logged_steps(answer)
+        echoed += prompt_tokens
+        return steps, by_llama(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
+    excluded[ECHOED] += echoed
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
     by_llama_cpp = any(llama for _, llama, _ in answers.values())

@@ -63,8 +63,8 @@ StepList = list[Step | None]  # None where the engine logged nothing
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)  # of values of another form
 
 
-def logged_steps(part: Part) -> StepList:
-    """Return the steps of an answer.
+def logged_steps(part: Part) -> tuple[StepList, int]:
+    """Return the steps of an answer, and how many tokens of an echoed prompt it begins with.
 
     Raises:
         FormatError: it has no log-probabilities, or processed ones.
@@ -79,7 +79,7 @@ def logged_steps(part: Part) -> StepList:
         entries = part.body.get("completion_probabilities")
         if entries is None:
             raise FormatError("has no completion_probabilities: ask for n_probs=N")
-        return [_described(entry, part.line) for entry in entries]
+        return [_described(entry, part.line) for entry in entries], 0
     logprobs, steps = part.content.get("logprobs") or {}, StepList()
     if isinstance(logprobs.get("content"), list):
         steps = [_described(entry, part.line) for entry in logprobs["content"]]
@@ -87,7 +87,8 @@ def logged_steps(part: Part) -> StepList:
         steps = _completions(logprobs, part.line)
     elif not logprobs:
         raise FormatError(f"has no logprobs: {_remedy(part)}")
-    return steps[_echoed(part, logprobs, len(steps)) :]
+    echoed = _echoed(part, logprobs, len(steps))
+    return steps[echoed:], echoed
 
 
 def _check_settings(part: Part) -> None:
@@ -126,7 +127,8 @@ def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
     usage, prompt = part.body.get("usage") or {}, part.request.get("prompt")
     size, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
     both = type(size) is int and type(answer) is int and steps == size + answer
-    unscored = (logprobs.get("token_logprobs") or [0.0])[0] is None  # a text's first token
+    own, top = ((logprobs.get(name) or [0.0])[0] for name in ("token_logprobs", "top_logprobs"))
+    unscored = own is None and not top  # a text's first token
     if not (both or unscored or part.request.get("echo") is True):
         return 0
     if type(size) is not int and isinstance(prompt, list):

@@ -432,7 +432,22 @@ def test_an_echoed_prompt_is_not_generated(usage, tmp_path):
         }}, line)  # fmt: skip
     if usage:
         log = read(path)
-        assert (log.excluded, sizes(log)) == ({}, sizes(whole))
+        assert (log.excluded, sizes(log)) == ({"tokens of echoed prompts": 12}, sizes(whole))
         return
     with pytest.raises(PipelineError, match="line 1 echoes its prompt, and does not say how long"):
         read(path)
+
+
+def test_prompts_alone_are_no_steps(tmp_path):
+    """echo=true and max_tokens=0, as of a harness that scores texts."""
+    path = written(tmp_path / "log", vllm_completions)
+    for line, size in enumerate((30, 1, 39, 30)):
+        edited(path, {("usage",): {"prompt_tokens": size, "completion_tokens": 0}}, line)
+    with pytest.raises(PipelineError, match=r"no step .*; left out: 100 tokens of echoed prompts"):
+        read(path)
+
+
+def test_a_first_token_without_its_own_value_is_no_echo(tmp_path):
+    path = written(tmp_path / "log", vllm_completions)
+    log = read(edited(path, {(*FIRST[:3], "token_logprobs", 0): None}, 0))
+    assert (log.excluded, list(sizes(log).values())) == ({}, [30, 1, 39, 30])
