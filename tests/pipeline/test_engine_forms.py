@@ -122,6 +122,18 @@ def test_lines_are_those_of_the_file():
     assert broken == [4]
 
 
+@pytest.mark.parametrize("key", ["prompt", "token_ids"])
+def test_answers_of_generate_to_one_prompt_belong_together(key, tmp_path):
+    """vLLM's /inference/v1/generate takes token ids, and has request_id and no text."""
+    path = logs.written(tmp_path / "log.jsonl")
+    answers = []
+    for at, answer in enumerate(objects(path)):
+        body = {"request_id": f"g{at}", "choices": answer["choices"]}
+        answers.append({"request": {key: [1, at // 2]}, "response": body})
+    path.write_text("\n".join(map(json.dumps, answers)))
+    assert list(logs.sizes(logs.read(path))) == ["g0", "g0#1", "g2", "g2#1"]
+
+
 # Streams
 
 
@@ -245,6 +257,15 @@ def test_a_stream_that_was_cut_ends_where_the_next_begins(write, tmp_path):
         log = logs.read(path)
         assert logs.sizes(log) == {"answer-0": 30}
         assert log.excluded == {"answers given again": 1}
+
+
+def test_events_without_an_id_are_chunks(tmp_path):
+    """One stream behind the other, as of a server that gives no ids."""
+    path = logs.written(tmp_path / "log.jsonl", logs.vllm_completions)
+    answers = objects(path)
+    streams = [[{"choices": chunk["choices"]} for chunk in chunked(answer)] for answer in answers]
+    path.write_text(events(one_after_another(streams)))
+    assert list(logs.sizes(logs.read(path)).values()) == [30, 1, 39, 30]
 
 
 def test_streams_of_one_slot_that_are_mixed_are_refused(tmp_path):
