@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
 }
-READER = 6  # version of what is read of the logs of engines
+READER = 7  # version of what is read of the logs of engines
 
 
 class Study:

@@ -1,8 +1,9 @@
-"""The answers in a file that an engine wrote, one JSON object a line, in the order of the file.
+"""The answers in a file that an engine wrote, in the order of the file.
 
-A line is an answer as it came, or with its request as `pipeline.ask` saves it: custom_id, request,
-response and seconds. The file may be packed with gzip; the chunks of a stream (`data: {...}`) are
-put together. An answer has its tokens in `choices` (vLLM, llama.cpp and servers like them: chat and
+An answer is an object as it came, or with its request as `pipeline.ask` saves it: custom_id,
+request, response and seconds; of a batch file response.body. `json_text` says how the objects may
+stand in the file, which may be packed with gzip and be in UTF-16; `streams` puts chunks together.
+An answer has its tokens in `choices` (vLLM, SGLang, llama.cpp and servers like them: chat and
 completions), or beside `content` and `stop` (llama.cpp's /completion).
 """
 
@@ -18,13 +19,27 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from pipeline.engines.json_text import FormError, form_of, has_events, json_values
 from pipeline.engines.seals import CHANGED, is_whole
+from pipeline.engines.streams import Streams
 from pipeline.errors import PipelineError, first_line
 
 NO_ANSWER = "objects that are no answers"
 NO_JSON = "lines that are no JSON"
 WITH_ERROR = "answers with an error"
 AGAIN = "answers given again"
+GZIP = b"\x1f\x8b"
+OTHER_PACKERS = {
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PAR1": "Parquet",
+    GZIP: "gzip, twice",
+}
+MOST_RATIO = 50  # of unpacked to packed bytes; logs have 5 to 20
+FREE_BYTES = 64 * 2**20  # that may be unpacked whatever the ratio
+PIECE = 2**20  # bytes unpacked at once
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
 
 T = TypeVar("T")
@@ -46,7 +61,7 @@ class Part(NamedTuple):
 
     @property
     def is_choice(self) -> bool:
-        """Whether it is one of `choices`; else it is llama.cpp's own layout."""
+        """Whether it is one of `choices`; else it is llama.cpp's or SGLang's own layout."""
         return self.content is not self.body
 
 
@@ -58,15 +73,15 @@ def read_answers(
     Returns:
         What was read of each answer, by name; the model that the answers name, None where they
         name none; and how much of what was left out.
+
+    Raises:
+        PipelineError: the file can't be read, most of it is no answers, it mixes two models, or
+            `read` raised a `FormatError`.
     """
     answers: dict[str, T] = {}
     excluded = Counter[str]()
     first: tuple[str, int] | None = None
-    for line, value in _objects(read_bytes(path), excluded):
-        parts = answer_parts(value, line)
-        if isinstance(parts, str):
-            excluded[parts] += 1
-            continue
+    for line, parts in _parts(path, excluded):
         model = parts[0].body.get("model")
         if isinstance(model, str) and model:
             first = first or (printable(model), line)
@@ -89,38 +104,61 @@ def read_answers(
     return answers, None if first is None else first[0], excluded
 
 
-def _objects(data: bytes, excluded: Counter[str]) -> Iterator[tuple[int, Any]]:
-    """Yield each line's object, and behind them the answers that came in chunks."""
-    streams: dict[str, tuple[int, dict[str, Any]]] = {}
-    for line, raw in enumerate(data.split(b"\n"), start=1):
-        text = raw.strip().removeprefix(b"data:").strip()
-        if not text or text == b"[DONE]":
-            continue
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            excluded[NO_JSON] += 1
-            continue
-        if not isinstance(value, dict) or not str(value.get("object")).endswith(".chunk"):
-            yield line, value
-            continue
-        choices = value.get("choices") or []
-        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
-            by_index = {str(choice.get("index")): choice for choice in choices}
-            first, whole = streams.get(key := str(value.get("id")), (line, {}))
-            streams[key] = first, _joined(whole, value | {"choices": by_index})
-    for line, whole in streams.values():
-        yield line, whole | {"choices": list(whole["choices"].values())}
+def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[Part]]]:
+    """Yield the answers of each object with its line, and count what is none.
+
+    Raises:
+        PipelineError: most of the file can't be read.
+    """
+    text = _decoded(read_bytes(path))
+    broken: list[int] = []
+    streams = Streams(has_events(text))
+    objects, strange = 0, ""
+
+    def whole() -> Iterator[tuple[int, int, Any]]:
+        nonlocal objects
+        for line, number, value in json_values(text, broken):
+            objects += 1
+            unwrapped = _of_batch(value)
+            if not (isinstance(value, dict) and streams.take(line, number, unwrapped)):
+                yield line, number, unwrapped
+        yield from streams.answers()
+
+    try:
+        for line, number, value in whole():
+            parts = answer_parts(value, line)
+            if isinstance(parts, str):
+                excluded[parts] += 1
+                if parts == NO_ANSWER and isinstance(value, dict):
+                    strange = strange or f"JSON objects with the keys {', '.join(value):.80}"
+                continue
+            yield line, [_with_own_name(part, number) for part in parts]
+    except FormError as error:
+        raise PipelineError(f"{path} {error}") from error
+    excluded[NO_JSON] += len(broken)
+    unread = excluded[NO_JSON] + excluded[NO_ANSWER]
+    if 2 * unread > objects + excluded[NO_JSON]:
+        form = strange if excluded[NO_ANSWER] > excluded[NO_JSON] else ""
+        place = f" (line {broken[0]})" if broken else ""
+        raise PipelineError(
+            f"{path} holds {printable(form or form_of(text))}, and no answers that can be read, or "
+            f"few: {counted(+excluded)}{place}: give one answer of the engine a line, as it came"
+        )
 
 
-def _joined(old: Any, new: Any) -> Any:
-    """Return what was streamed with one more chunk: lists go on, other values are replaced."""
-    if isinstance(old, list) and isinstance(new, list):
-        return old + new
-    if isinstance(old, dict) and isinstance(new, dict):
-        told = {key: value for key, value in new.items() if value is not None}
-        return old | {key: _joined(old.get(key), value) for key, value in told.items()}
-    return new
+def _of_batch(value: Any) -> Any:
+    """Return a line of a batch file (vLLM's run-batch, OpenAI's batches) as others are."""
+    response = value.get("response") if isinstance(value, dict) else None
+    body = response.get("body") if isinstance(response, dict) else None
+    return value | {"response": body} if isinstance(body, dict) else value
+
+
+def _with_own_name(part: Part, number: int) -> Part:
+    """Tell answers without an id in one line apart by their number in it."""
+    by_line = f"line-{part.line}"
+    if number == 0 or part.answer.partition("#")[0] != by_line:
+        return part
+    return part._replace(answer=part.answer.replace(by_line, f"{by_line}.{number}", 1))
 
 
 def answer_parts(value: Any, line: int) -> list[Part] | str:
@@ -149,13 +187,55 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content, unpacked where it is gzip."""
+    """Return a file's content as UTF-8: unpacked where it is gzip, of UTF-16 and UTF-32 as well.
+
+    Raises:
+        PipelineError: the file can't be read, is damaged, unpacks to far more than a log would, or
+            is packed in another way.
+    """
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        if data.startswith(GZIP):
+            data = _unpacked(path, len(data))
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or f"it is a damaged gzip file: {error}"
         raise PipelineError(f"{path} can't be read: {why}") from error
+    for beginning, name in OTHER_PACKERS.items():
+        if data.startswith(beginning):
+            raise PipelineError(f"{path} can't be read: it is packed ({name}): unpack it first")
+    encoding = json.detect_encoding(data[:4])
+    if encoding.startswith("utf-8"):
+        return data.removeprefix(b"\xef\xbb\xbf")
+    return data.decode(encoding, errors="replace").encode(errors="replace")
+
+
+def _unpacked(path: Path, packed: int) -> bytes:
+    most = max(FREE_BYTES, MOST_RATIO * packed)
+    data = bytearray()
+    with gzip.open(path) as file:
+        while piece := file.read(PIECE):
+            data += piece
+            if len(data) > most:
+                raise PipelineError(
+                    f"{path} can't be read: its {packed:,} bytes unpack to more than {most:,}, as "
+                    "no log does: unpack it yourself if that is right"
+                )
+    return bytes(data)
+
+
+def _decoded(data: bytes) -> str:
+    """Return bytes as text; lines that are not UTF-8 become lines that are no JSON."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "\n".join(map(_decoded_line, data.split(b"\n")))
+
+
+def _decoded_line(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return "(not UTF-8)"
 
 
 def printable(name: Any) -> str:

@@ -22,11 +22,13 @@ from pipeline.engines.steps import (
     CUT_STEPS,
     FLOAT32,
     RAW,
+    RAW_LLAMA,
     OddStepError,
     Step,
     StepList,
     Token,
     Top,
+    UnreadableStepError,
     by_llama,
     check_sums,
     logged_steps,
@@ -40,9 +42,12 @@ ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.c
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
+ECHOED = "tokens of echoed prompts"
 WITHOUT = "steps without log-probabilities"
 SHORTER = "steps with fewer log-probabilities than the others"
 ODD = "steps that contradict themselves"
+UNREADABLE = "steps with a value that can't be read"
+PROMPTS = ("prompt", "messages", "token_ids", "input")  # in a request
 Logged = Mapping[tuple[str, int], Sequence[Step]]
 
 
@@ -72,30 +77,36 @@ def read_log(
     Without `vocab_size` the checks that need it are left out. `error` is how far each value may be
     off, nats; None takes it from how they are printed.
     """
+    echoed = 0
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
-        asked = answer.request.get("prompt") or answer.request.get("messages")
-        prompt = json.dumps(asked) if asked else ""
-        return logged_steps(answer), by_llama(answer), prompt
+        nonlocal echoed
+        asked = [answer.request[key] for key in PROMPTS if answer.request.get(key)]
+        prompt = json.dumps(asked[0]) if asked else ""
+        steps, prompt_tokens = logged_steps(answer)
+        echoed += prompt_tokens
+        return steps, by_llama(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
+    excluded[ECHOED] += echoed
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
-    logged = _trajectories(path, steps_of, excluded)
+    by_llama_cpp = any(llama for _, llama, _ in answers.values())
+    remedy = RAW_LLAMA if by_llama_cpp else RAW
+    logged = _trajectories(path, steps_of, excluded, remedy)
     if not logged:
         raise PipelineError(
             f"{path} has no step with log-probabilities; left out: {counted(excluded)}: "
-            "give one answer of the engine a line, as it came"
+            "ask for log-probabilities of each token"
         )
     steps = [step for trajectory in logged.values() for step in trajectory]
-    by_llama_cpp = any(llama for _, llama, _ in answers.values())
     rounding = error or 0.0
     if error is None:
         rounding, error = _errors(steps, by_llama_cpp * (vocab_size or 0) * ONE_PASS)
     size = min(k, min(len(step.top) for step in steps))
     trajectories, texts = _numbered(path, logged, vocab_size, size)
     if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
-        check_sums(path, steps, rounding, vocab_size)
+        check_sums(path, steps, rounding, vocab_size, remedy)
     _check_emitted(path, steps)
     return EngineLog(
         trajectories=trajectories,
@@ -185,9 +196,10 @@ def _check_emitted(path: Path, steps: Sequence[Step]) -> None:
 
 
 def _trajectories(
-    path: Path, answers: Mapping[str, StepList], excluded: Counter[str]
+    path: Path, answers: Mapping[str, StepList], excluded: Counter[str], remedy: str
 ) -> dict[tuple[str, int], list[Step]]:
-    sizes = Counter(len(step.top) for steps in answers.values() for step in steps if step)
+    every = [step for steps in answers.values() for step in steps if step and not step.wrong]
+    sizes = Counter(len(step.top) for step in every)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
     problems, cut = list[OddStepError](), list[int]()
@@ -196,10 +208,11 @@ def _trajectories(
         for at, step in enumerate(all_steps):
             reason = WITHOUT
             try:
-                ranked = ranked_step(path, step) if step else None
+                ranked = ranked_step(path, step, remedy) if step else None
             except OddStepError as problem:
                 problems.append(problem)
-                ranked, reason = None, ODD
+                ranked = None
+                reason = UNREADABLE if isinstance(problem, UnreadableStepError) else ODD
             if step and ranked:
                 reason, size = SHORTER, len(step.top)
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
@@ -216,7 +229,7 @@ def _trajectories(
     if len(cut) >= CUT_STEPS:
         raise PipelineError(
             f"{path}, line {cut[0]}: a list that is shorter than the others has all the mass, as "
-            f"do {len(cut) - 1} more: after top-k or top-p; {RAW}"
+            f"do {len(cut) - 1} more: after top-k or top-p; {remedy}"
         )
     return steps_of
 

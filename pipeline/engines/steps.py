@@ -2,8 +2,8 @@
 
 | format | who writes it | steps |
 |---|---|---|
-| chat | vLLM, llama.cpp | choices[].logprobs.content[].top_logprobs |
-| completions | vLLM | choices[].logprobs: tokens, token_logprobs, top_logprobs |
+| chat | vLLM, SGLang, llama.cpp | choices[].logprobs.content[].top_logprobs |
+| completions | vLLM, SGLang | choices[].logprobs: tokens, token_logprobs, top_logprobs |
 | native | llama.cpp | completion_probabilities[].top_logprobs |
 
 A token is an id where the engine gives one, else its bytes and which of the equal ones of its step
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.engines.answers import FormatError, Part
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]
@@ -32,12 +32,20 @@ FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
 SUM_ROUNDING = 1e-6  # of sums of probabilities
 OWN = 1e-3  # nats, between the emitted token's own value and that of the list
 CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
-RAW = "log raw values (vLLM: --logprobs-mode raw_logprobs)"
+RAW = (
+    "log raw values (vLLM: --logprobs-mode raw_logprobs; SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)"
+)
+RAW_LLAMA = "log raw values (llama.cpp: post_sampling_probs=false, backend_sampling=false)"
+PROCESSED = ("temp_scaled_logprobs", "top_p_normalized_logprobs")  # of a request
 SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
 
 
 class OddStepError(PipelineError):
     """A step contradicts itself, as where two tokens of one text share a place in its list."""
+
+
+class UnreadableStepError(OddStepError):
+    """A value of a step is missing, or is none: null, NaN, a token id below 0."""
 
 
 class Step(NamedTuple):
@@ -48,42 +56,70 @@ class Step(NamedTuple):
     own: float | None  # the log-probability given with it, None where there is none
     top: Top  # the most probable tokens and their log-probabilities, in the engine's order
     mass: float = 1.0  # of the whole list, once it is ranked
+    wrong: str = ""  # why it can't be read; behind its file and line
 
 
 StepList = list[Step | None]  # None where the engine logged nothing
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)  # of values of another form
 
 
-def logged_steps(part: Part) -> StepList:
-    """Return the steps of an answer.
+def logged_steps(part: Part) -> tuple[StepList, int]:
+    """Return the steps of an answer, and how many tokens of an echoed prompt it begins with.
 
     Raises:
         FormatError: it has no log-probabilities, or processed ones.
     """
-    settings = part.body.get("generation_settings") or {}  # llama.cpp's
-    verbose = (part.body.get("__verbose") or {}).get("generation_settings") or {}
-    if settings.get("backend_sampling") or verbose.get("backend_sampling"):
-        raise FormatError(
-            "was sampled in the backend, where the softmax may be over the sampled candidates "
-            "only: log with backend_sampling=false"
-        )
+    _check_settings(part)
     if not part.is_choice:
-        if settings.get("post_sampling_probs"):
-            raise FormatError(SAMPLED)
+        if not by_llama(part):
+            raise FormatError(
+                "is of SGLang's /generate, whose log-probabilities are not read: ask its "
+                "/v1/completions, with logprobs=N"
+            )
         entries = part.body.get("completion_probabilities")
         if entries is None:
             raise FormatError("has no completion_probabilities: ask for n_probs=N")
-        return [_described(entry, part.line) for entry in entries]
+        return [_described(entry, part.line) for entry in entries], 0
     logprobs, steps = part.content.get("logprobs") or {}, StepList()
     if isinstance(logprobs.get("content"), list):
         steps = [_described(entry, part.line) for entry in logprobs["content"]]
     elif isinstance(logprobs.get("tokens"), list):
         steps = _completions(logprobs, part.line)
     elif not logprobs:
-        raise FormatError(
-            "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
-            "(completions)"
-        )
-    return steps[_echoed(part, logprobs, len(steps)) :]
+        raise FormatError(f"has no logprobs: {_remedy(part)}")
+    echoed = _echoed(part, logprobs, len(steps))
+    return steps[echoed:], echoed
+
+
+def _check_settings(part: Part) -> None:
+    """Check that neither the request nor the answer's settings ask for processed values."""
+    request, verbose = part.request, _mapping(part.body.get("__verbose"))  # of llama.cpp
+    settings = [request, request.get("sampling_params"), request.get("extra_body")]
+    settings += [body.get("generation_settings") for body in (part.body, verbose)]
+    for one in map(_mapping, settings):
+        if one.get("backend_sampling"):
+            raise FormatError(
+                "was sampled in the backend, where the softmax may be over the sampled candidates "
+                "only: log with backend_sampling=false"
+            )
+        if one.get("post_sampling_probs"):
+            raise FormatError(SAMPLED)
+        for name in PROCESSED:
+            if one.get(name):
+                raise FormatError(f"has processed log-probabilities: log with {name}=false")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _remedy(part: Part) -> str:
+    """Say what to ask the endpoint of an answer for."""
+    if "message" in part.content or "delta" in part.content:
+        return "ask for logprobs=true and top_logprobs=N"
+    if "text" in part.content:
+        return "ask for logprobs=N"
+    return "ask for logprobs=true and top_logprobs=N (chat), logprobs=N (all others)"
 
 
 def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
@@ -91,7 +127,8 @@ def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
     usage, prompt = part.body.get("usage") or {}, part.request.get("prompt")
     size, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
     both = type(size) is int and type(answer) is int and steps == size + answer
-    unscored = (logprobs.get("token_logprobs") or [0.0])[0] is None  # a text's first token
+    own, top = ((logprobs.get(name) or [0.0])[0] for name in ("token_logprobs", "top_logprobs"))
+    unscored = own is None and not top  # a text's first token
     if not (both or unscored or part.request.get("echo") is True):
         return 0
     if type(size) is not int and isinstance(prompt, list):
@@ -103,20 +140,31 @@ def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
 
 def by_llama(part: Part) -> bool:
     """Whether llama.cpp wrote an answer, whose softmax adds the vocabulary up one by one."""
+    if not part.is_choice:
+        return "meta_info" not in part.body
     content = (part.content.get("logprobs") or {}).get("content") or []
-    return not part.is_choice or any("id" in entry for entry in content)
+    return any("id" in _mapping(entry) for entry in content)
 
 
-def _described(entry: Mapping[str, Any], line: int) -> Step | None:
+def _described(entry: Mapping[str, Any] | None, line: int) -> Step | None:
     """Read a token of the chat format; llama.cpp's own has ids besides."""
-    if "top_probs" in entry or "prob" in entry:
-        raise FormatError(SAMPLED)
+    if entry is None:  # of a chunk without log-probabilities
+        return None
+    try:
+        if "top_probs" in entry or "prob" in entry:
+            raise FormatError(SAMPLED)
+        return _described_step(entry, line)
+    except UNREADABLE as error:
+        return _unreadable(line, error)
+
+
+def _described_step(entry: Mapping[str, Any], line: int) -> Step | None:
     seen, top = Counter[Token](), []
     for item in entry["top_logprobs"] or ():  # tokens of the same bytes are told apart by order
         token = _token(item)
         seen[token] += 1
         named = (token[0], seen[token] - 1) if isinstance(token, tuple) else token
-        top.append((named, item["logprob"]))
+        top.append((named, item.get("logprob")))
     return _step(line, _token(entry), entry.get("logprob"), top)
 
 
@@ -126,12 +174,14 @@ def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
         size = len(tops) if isinstance(tops, list) else "no"
         raise FormatError(f"has {len(tokens)} tokens and {size} top_logprobs: ask for logprobs=N")
     owns = logprobs.get("token_logprobs") or [None] * len(tokens)
-    return [
-        _step(
-            line, _text(token), own, [(_text(name), value) for name, value in (top or {}).items()]
-        )
-        for token, own, top in zip(tokens, owns, tops, strict=True)
-    ]
+    steps = StepList()
+    for token, own, top in zip(tokens, owns, tops, strict=True):
+        try:
+            listed = [(_text(name), value) for name, value in (top or {}).items()]
+            steps.append(_step(line, _text(token), own, listed))
+        except UNREADABLE as error:
+            steps.append(_unreadable(line, error))
+    return steps
 
 
 def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step | None:
@@ -139,6 +189,11 @@ def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]])
     if not listed:
         return None
     return Step(line, emitted, None if own is None else _number(own), listed)
+
+
+def _unreadable(line: int, error: Exception) -> Step:
+    why = first_line(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    return Step(line, 0, None, [], wrong=f"holds {why:.80}")
 
 
 def _token(entry: Mapping[str, Any]) -> Token:
@@ -157,29 +212,33 @@ def _text(text: str) -> Token:
 
 def _id(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise FormatError(f"holds a token id that is {value!r:.40}")
+        raise ValueError(f"a token id that is {value!r:.40}")
     return value
 
 
 def _number(value: Any) -> float:
     number = type(value) in (int, float) and value <= 1e30  # not so of NaN
     if not number or (isinstance(value, int) and value < -1e30):
-        raise FormatError(f"holds a log-probability that is {value!r:.40}")
+        raise ValueError(f"a log-probability that is {value!r:.40}")
     return value
 
 
-def ranked_step(path: Path, step: Step) -> Step:
+def ranked_step(path: Path, step: Step, remedy: str = RAW) -> Step:
     """Return a step with its list by falling value, and the mass of the whole list.
+
+    `remedy` says how to log raw values.
 
     vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
     probable tokens may be missing between it and the others, and it is taken out.
     """
     at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
+    if step.wrong:
+        raise UnreadableStepError(f"{at} {step.wrong}")
     values = [value for _, value in top]
     if min(values) <= MASKED:
         raise PipelineError(
             f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
-            f"top-k, top-p or a grammar: {RAW}"
+            f"top-k, top-p or a grammar: {remedy}"
         )
     if max(values) > FLOAT32:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
@@ -213,7 +272,9 @@ def ranked_step(path: Path, step: Step) -> Step:
     return step._replace(top=ranked, mass=mass)
 
 
-def check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:
+def check_sums(
+    path: Path, steps: Sequence[Step], error: float, vocab_size: int | None, remedy: str = RAW
+) -> None:
     """Check that whole lists belong to distributions over the vocabulary, tails included.
 
     The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
@@ -246,5 +307,6 @@ def check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int 
     if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
         raise PipelineError(
             f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
-            f"there and at {len(cut)} of {uncertain} uncertain steps: after top-k or top-p; {RAW}"
+            f"there and at {len(cut)} of {uncertain} uncertain steps: after top-k or top-p; "
+            f"{remedy}"
         )

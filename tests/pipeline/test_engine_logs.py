@@ -192,12 +192,11 @@ def edited(path, changes, line=1):
     [
         ({("model",): "other"}, "mixes two models: m in line 1 and other in line 2"),
         ({FIRST[:3]: None}, "line 2 has no logprobs"),
-        ({(*TOP, 1): {"token": "token_id:3"}}, r"line 2 can't be read \(KeyError: 'logprob'"),
+        ({FIRST[:3]: "no"}, r"line 2 can't be read \(AttributeError"),
         ({(*FIRST, "logprob"): -1.0, TOP: lambda top: [{**one, "logprob": -1.0} for one in top]},
          "line 2: the 6 probabilities of a step sum to 2.207277"),
         ({(*TOP, 0, "logprob"): 0.5}, "line 2: a log-probability is 0.5, above 0"),
         ({(*TOP, -1, "logprob"): -9999.0}, "line 2: one of the 6 tokens .* a probability of 0"),
-        ({(*TOP, 0, "logprob"): math.nan}, "line 2 holds a log-probability that is nan"),
         ({FIRST: lambda entry: {**entry, "prob": 0.5}}, "line 2 holds probabilities after sampl"),
         ({("__verbose",): {"generation_settings": {"backend_sampling": True}}}, "in the backend"),
     ],
@@ -234,6 +233,107 @@ def test_a_step_that_contradicts_itself_is_left_out_and_many_are_an_error(
         read(path)
 
 
+def without_key(entry):
+    return {"token": entry["token"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({(*TOP, 1, "logprob"): math.nan}, "line 1 holds a log-probability that is nan"),
+        ({(*TOP, 1, "logprob"): None}, "line 1 holds a log-probability that is None"),
+        ({(*TOP, 1, "logprob"): "-0.5"}, "line 1 holds a log-probability that is '-0.5'"),
+        ({(*TOP, 1, "logprob"): math.inf}, "line 1 holds a log-probability that is inf"),
+        ({(*TOP, 1): without_key}, "line 1 holds a log-probability that is None"),
+        ({(*FIRST, "logprob"): math.nan}, "line 1 holds a log-probability that is nan"),
+        ({(*TOP, 1, "token"): None}, "line 1 holds TypeError"),
+        ({(*TOP, 1, "id"): -1}, "line 1 holds a token id that is -1"),
+        ({TOP: 7}, "line 1 holds TypeError"),
+        ({FIRST: "nothing"}, "line 1 holds TypeError"),
+    ],
+)
+def test_a_step_with_a_value_that_is_none_is_left_out_and_many_are_an_error(
+    change, message, tmp_path
+):
+    path = edited(written(tmp_path / "log.jsonl"), change, 0)
+    log = read(path)
+    assert log.excluded == {"steps with a value that can't be read": 1}
+    assert next(iter(sizes(log).items())) == ("answer-0+1", 29)
+    first = json.loads(path.read_text().splitlines()[0])["choices"][0]["logprobs"]["content"][0]
+    for line in range(4):  # now all steps
+        edited(path, {FIRST[:4]: lambda steps: [first] * len(steps)}, line)
+    with pytest.raises(PipelineError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize("bad", [9, 10, 11, 12])
+def test_at_most_a_tenth_of_the_steps_may_be_unreadable(bad, tmp_path):
+    """Of 100: 10 are left out, and 11 end the run, in the completions format as well."""
+    path = written(tmp_path / "log.jsonl", vllm_completions)
+    place = ("choices", 0, "logprobs", "top_logprobs")
+    changes = {(*place, at): lambda top: dict.fromkeys(top) for at in range(bad)}
+    edited(path, changes, 0)
+    if bad <= 10:
+        assert read(path).excluded == {"steps with a value that can't be read": bad}
+        return
+    with pytest.raises(PipelineError, match="line 1 holds a log-probability that is None"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["temp_scaled_logprobs", "top_p_normalized_logprobs", "post_sampling_probs",
+             "backend_sampling"]
+)  # fmt: skip
+@pytest.mark.parametrize("nest", [None, "sampling_params", "extra_body"])
+def test_a_request_for_processed_values_is_refused(name, nest, tmp_path):
+    path = written(tmp_path / "log.jsonl")
+    lines = path.read_text().splitlines()
+    for asked in (False, True):
+        request = {name: asked} if nest is None else {nest: {name: asked}}
+        answers = [{"request": request, "response": json.loads(line)} for line in lines]
+        path.write_text("\n".join(map(json.dumps, answers)))
+        if not asked:
+            assert read(path).answers == 4
+            continue
+        with pytest.raises(PipelineError, match=f"line 1 .*{name}=false"):
+            read(path)
+
+
+def test_the_remedy_is_that_of_the_endpoint(tmp_path):
+    path = tmp_path / "log"
+    for answer, remedy in [
+        ({"choices": [{"message": {}}]}, "no logprobs: ask for logprobs=true and top_logprobs=N$"),
+        ({"choices": [{"text": "x"}]}, "no logprobs: ask for logprobs=N$"),
+        ({"choices": [{"token_ids": [1]}]}, "no logprobs: ask for .*all others"),
+        ({"content": "x", "stop": True}, "no completion_probabilities: ask for n_probs=N$"),
+        ({"text": "x", "meta_info": {"id": "a"}}, "is of SGLang's /generate.* ask its /v1/compl"),
+    ]:
+        path.write_text(json.dumps(answer))
+        with pytest.raises(PipelineError, match=remedy):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("write", "engine", "other"),
+    [(vllm_chat, "vLLM", "llama"), (vllm_completions, "SGLang", "llama"),
+     (llama_completion, "llama.cpp", "vLLM")],
+)  # fmt: skip
+def test_processed_values_get_the_remedy_of_their_engine(write, engine, other, tmp_path):
+    steps = steps_of(log_softmax(logits(60)))
+    token, top = steps[30]
+    steps[30] = token, [*top[:-1], (top[-1][0], -3.4e38)]
+    with pytest.raises(PipelineError, match="a probability of 0") as caught:
+        read(logged(tmp_path / "masked", steps, write), vocab_size=1000)
+    assert engine in str(caught.value)
+    assert other not in str(caught.value)
+    z = logits(60)
+    cut = log_softmax(np.where(z < -np.sort(-z, axis=1)[:, 19:20], -np.inf, z))
+    with pytest.raises(PipelineError, match="have all the mass") as caught:
+        read(logged(tmp_path / "cut", steps_of(cut), write), vocab_size=1000)
+    assert engine in str(caught.value)
+    assert other not in str(caught.value)
+
+
 def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path):
     path = tmp_path / "log.jsonl"
     assert read(edited(written(path), {FIRST: own(-5e-4)})).excluded == {}
@@ -258,9 +358,6 @@ def test_steps_that_are_left_out_part_an_answer(tmp_path):
         "steps without log-probabilities": 1,
     }
     assert log.k == 6
-    path.write_text("nonsense\n")
-    with pytest.raises(PipelineError, match=r"no step with .*; left out: 1 lines that are no"):
-        read(path)
 
 
 def test_an_emitted_token_that_is_the_least_of_its_list_is_taken_out(tmp_path):
@@ -335,7 +432,22 @@ def test_an_echoed_prompt_is_not_generated(usage, tmp_path):
         }}, line)  # fmt: skip
     if usage:
         log = read(path)
-        assert (log.excluded, sizes(log)) == ({}, sizes(whole))
+        assert (log.excluded, sizes(log)) == ({"tokens of echoed prompts": 12}, sizes(whole))
         return
     with pytest.raises(PipelineError, match="line 1 echoes its prompt, and does not say how long"):
         read(path)
+
+
+def test_prompts_alone_are_no_steps(tmp_path):
+    """echo=true and max_tokens=0, as of a harness that scores texts."""
+    path = written(tmp_path / "log", vllm_completions)
+    for line, size in enumerate((30, 1, 39, 30)):
+        edited(path, {("usage",): {"prompt_tokens": size, "completion_tokens": 0}}, line)
+    with pytest.raises(PipelineError, match=r"no step .*; left out: 100 tokens of echoed prompts"):
+        read(path)
+
+
+def test_a_first_token_without_its_own_value_is_no_echo(tmp_path):
+    path = written(tmp_path / "log", vllm_completions)
+    log = read(edited(path, {(*FIRST[:3], "token_logprobs", 0): None}, 0))
+    assert (log.excluded, list(sizes(log).values())) == ({}, [30, 1, 39, 30])
