@@ -161,7 +161,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="acceptance",
-    version=25,
+    version=26,
     upstream=("drafts",),
     tables={
         "data": STEP
