@@ -118,8 +118,8 @@ def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
     table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
     table["tokens_per_second"] = 1 / table["per_token"]
-    with np.errstate(invalid="ignore"):
-        table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
+    later_tokens = (tokens - 1).sum(0)
+    table["tpot"] = seconds_after.sum(0) / np.where(later_tokens > 0, later_tokens, np.nan)
     whole = speedups(seconds, tokens, alone, families, bootstrap)
     later = speedups(seconds_after, tokens - 1, alone, families, bootstrap)
     names = ["speedup", "ci_low", "ci_high", "tpot_speedup", "tpot_ci_low", "tpot_ci_high"]

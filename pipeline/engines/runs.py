@@ -20,6 +20,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import formula_speedup
 from analysis.decoding.speed import speed_bootstrap, speedups
+from analysis.report.text import interval_text
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import read_bytes
@@ -73,8 +74,7 @@ class Speed(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.times):
             return "-"
-        interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.times:.2f} times{interval}"
+        return interval_text(self.times, self.low, self.high, unit=" times", apart=[1])
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
