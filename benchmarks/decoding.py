@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from analysis.decoding.speed import speedups
-from analysis.statistics.bootstrap import PromptBootstrap, Resampling
+from analysis.decoding.speed import speed_bootstrap, speedups
+from analysis.statistics.bootstrap import Resampling
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
@@ -107,7 +107,7 @@ def print_comparison(
             tokens[at, way] = len(ways[names[way]](prompts[at]))
             taken[round_, at, way] = time.perf_counter() - started
     seconds, others = np.median(taken, axis=0), range(1, len(names))
-    bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
+    bootstrap = speed_bootstrap(len(prompts), *statistics)
     times = speedups(seconds, tokens, [0] * len(names), [others], bootstrap)
     paces = 1000 * seconds.sum(0) / tokens.sum(0)
     for name, pace, (ratio, low, high) in zip(names, paces, times, strict=True):

@@ -154,7 +154,11 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
 
 
 def verdict_of(report: Artifact) -> tuple[list[str], list[str]]:
-    """Return the first sentence of each paragraph of a report's verdict, and its tables."""
-    blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
+    """Return the first sentence of each paragraph of a report's verdict, and its tables.
+
+    Without Markdown's escapes of tags and links, which a terminal does not have.
+    """
+    text = (report.directory / VERDICT).read_text(encoding="utf-8")
+    blocks = text.replace(r"\<", "<").replace(r"]\(", "](").split("\n\n")
     tables = [block for block in blocks if block.startswith("|")]
     return [block.partition("\n")[0] for block in blocks if block not in tables], tables

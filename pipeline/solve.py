@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.text import UNDEFINED, limits, rounded_down
+from analysis.report.text import UNDEFINED, few_notes, limits, rounded_down
 from analysis.rule_config import build_range
 from pipeline import sweeps
 from pipeline.criteria import judged_by_logs, mistakes
@@ -70,6 +70,8 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
         print(f"{title}:")
         sweeps.print_table(_pivot(shown, key, value, whose))
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
+    for note in few_notes(row["prompts"] for row in every):
+        print(note)
     file = Path(study.config.outputs) / "tables" / f"{slug(f'solve-{study.config.study}')}.csv"
     sweeps.write_rows(every, file)
 

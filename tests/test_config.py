@@ -6,8 +6,9 @@ import pytest
 
 from pipeline import cli, solve
 from pipeline.config import composed, files_and_overrides, report_name, settings_of
-from pipeline.criteria import build_rules
+from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError, noted, one_line
+from pipeline.methods import build_methods
 from pipeline.paths import CONF
 from pipeline.study import Study
 from tests.conftest import pipeline
@@ -24,8 +25,18 @@ def mini(*overrides):
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group, option):
     config = mini(f"{'+target' if group == 'target' else group}={option}")
+    if (group, option) == ("decoding", "settings"):  # which has none, for those of one's own
+        config = mini(
+            f"{group}={option}",
+            "+decoding.methods.one={drafter: model, rule: greedy, draft_length: 2}",
+        )
     with noted(problems := list[str]()):
-        assert build_rules(settings_of(config).criteria)
+        settings = settings_of(config)
+        assert build_rules(settings.criteria)
+        decoding = settings.decoding
+        assert build_methods(
+            decoding.methods, decoded_rules(settings.criteria), decoding.draft_length
+        )
     assert all(re.fullmatch(r"\S+\.(path|source) must be given", one) for one in problems)
 
 

@@ -1,5 +1,6 @@
 """What the pages name exists, and the commands and keys that they print are understood."""
 
+import csv
 import pkgutil
 import re
 import shlex
@@ -96,6 +97,25 @@ def test_every_measured_table_names_its_command_and_date():
     assert set(re.findall(r"^\| `(\w+\.csv)` \|", page, re.M)) == tables
     named = set(re.findall(r"`(\w+\.csv)`", (ROOT / "docs" / "log.md").read_text()))
     assert named <= tables
+
+
+def test_the_coverage_of_intervals_on_the_page_is_the_measured_one():
+    with (RESULTS / "bootstrap_coverage.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    measured = {(row["quantity"], row["prompts"]): row for row in rows}
+    page = (ROOT / "docs/method.md").read_text()
+    table = page.split("| % of 1,000 studies")[1].split("\n\n")[0].splitlines()
+    printed = {}
+    for line in table[2:]:
+        quantity, *cells = line.strip("| ").split(" | ")
+        printed |= {
+            (quantity, n): cell for n, cell in zip(("6", "10", "30", "100"), cells, strict=True)
+        }
+    assert printed == {
+        key: f"{100 * float(row['coverage']):.1f} ({100 * float(row['plain']):.1f})"
+        for key, row in measured.items()
+    }
+    assert {row["studies"] for row in rows} == {"1000"}
 
 
 def test_one_version_is_released():

@@ -6,7 +6,8 @@ share of steps and the tokens per call (for a head nearly: see `count_calls`) gr
 parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
 halving, and each setting is tried at those steps only that are still open. Settings are
 `RESOLUTION` apart, or 1 for an integer. The limits of the interval are quantiles of the settings
-that the resamples need: a resample needs at most a setting iff it reaches the goal there.
+that the resamples need (`PromptBootstrap.tail`): a resample needs at most a setting iff it reaches
+the goal there. A single prompt gives no interval.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Solution(NamedTuple):
 
     # the strictest rule that reaches the goal; None if the end of the range does not
     rule: Rule | None
-    value: float  # its parameter, with its interval over prompts; NaN beyond the end of the range
+    # its parameter, with its interval over prompts; NaN beyond the end of the range. The ends are
+    # NaN for a single prompt, too
+    value: float
     ci_low: float
     ci_high: float
     # share or tokens per call at this value, or at the end of the range; NaN without a call
@@ -135,7 +138,8 @@ def _solve(
         return most <= at
 
     draws = len(bootstrap.weights)
-    cut = int(rank((1 - bootstrap.confidence) / 2, draws))
+    alone = math.isnan(bootstrap.tail)  # a single prompt
+    cut = 0 if alone else int(rank(bootstrap.tail, draws))
 
     def solution(goal: Goal) -> Solution:
         @cache
@@ -154,10 +158,12 @@ def _solve(
         if math.isnan(reached(last)[0]):
             return Solution(None, math.nan, math.nan, math.nan, math.nan)
         found = strictest(lambda at: reached(at)[1])
-        ends = [
-            strictest(lambda at: reached(at)[2] >= cut),
-            strictest(lambda at: reached(at)[2] >= draws - cut + 1),
-        ]
+        ends: list[int | None] = [None, None]
+        if not alone:
+            ends = [
+                strictest(lambda at: reached(at)[2] >= cut),
+                strictest(lambda at: reached(at)[2] >= draws - cut + 1),
+            ]
         if searched.value(setting(last)) < searched.value(setting(0)):
             ends.reverse()
         value, low, high = (

@@ -3,8 +3,10 @@
 It is a pure function of the measurements, and names only methods that an engine runs (`engines`).
 One is recommended only if it is lossless and the lower end of its interval is above 1. With fewer
 than `FEW_PROMPTS` prompts, on a busy machine, or if no interval is above 1 and some contain it,
-nothing is decided. Intervals hold for all methods together (`analysis.decoding.speed.speedups`), so
-that of the fastest method decides.
+nothing is decided. Intervals hold for all methods at once (`analysis.decoding.speed.speedups`), so
+that of the fastest method decides. A relaxed rule is offered if it is surely faster than the
+recommended method, by the interval of their paired ratio (`relaxed_ratios`), or than the target
+alone where no method is recommended.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..report.text import interval_text
 from ..statistics.bootstrap import FEW_PROMPTS
 
 DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
@@ -70,6 +73,7 @@ def advise(
     margin: float = math.nan,
     busy: Sequence[str] = (),
     command: str = "",
+    ratios: pd.DataFrame | None = None,
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
@@ -77,9 +81,13 @@ def advise(
     are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
     `answers` of `analysis.decoding.answers.losses`, None if none were scored, and `margin` the loss
     that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
-    `command` runs the study, up to a stage's name; it is empty if no model can be run.
+    `command` runs the study, up to a stage's name; it is empty if no model can be run. `ratios` are
+    of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
     """
-    drafted = pd.DataFrame() if speeds is None else speeds[speeds["drafter"] != "none"]
+    drafted = pd.DataFrame()
+    if speeds is not None:
+        drafted = speeds[speeds["drafter"] != "none"]
+        drafted = drafted.assign(run=drafted.index)
     if drafted.empty:
         text = f"Not measured for {target}: nothing was decoded with a drafter and timed."
         if not drafter:
@@ -101,7 +109,8 @@ def advise(
         ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
         beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
         sure = best if outcome == DRAFT else None
-        beside += _relaxed(relaxed, sure, drafter, answers, margin, command)
+        compared = _Compared(target, drafter, sure, _ratios_to(sure, relaxed, ratios))
+        beside += _relaxed(relaxed, compared, answers, margin, command)
     of_drafters = [
         own | {"answer": OPEN if doubt else _answer(own)}
         for kind in DRAFTERS
@@ -155,22 +164,56 @@ def _unsure(run: Run, drafter: str) -> str:
     return f"{method_in_words(run, drafter)} was {speed_text(run)}, and its interval {why}"
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """What relaxed rules are compared with: a method that is surely faster, or the target alone."""
+
+    target: str
+    drafter: str
+    lossless: Run | None
+    ratios: Mapping[int, Run]  # speed of each relaxed run over that of `lossless`
+
+    @property
+    def beaten(self) -> str:
+        if self.lossless is None:
+            return "not drafting"
+        return method_in_words(self.lossless, self.drafter)
+
+    def is_faster(self, run: Run) -> bool:
+        ends = run if self.lossless is None else self.ratios[run["run"]]
+        return bool(ends["ci_low"] > 1)
+
+    def speed(self, run: Run) -> str:
+        text = f"{speed_text(run)} as {self.target} alone"
+        if self.lossless is not None:
+            text += f", and {speed_text(self.ratios[run['run']])} as {self.beaten}"
+        return text
+
+
+def _ratios_to(
+    lossless: Run | None, relaxed: Sequence[Run], ratios: pd.DataFrame | None
+) -> dict[int, Run]:
+    """Return the speed of each relaxed run over that of a lossless one."""
+    if lossless is None or not relaxed:
+        return {}
+    assert ratios is not None, "a relaxed rule needs its ratio to the recommended method"
+    rows = ratios[ratios["lossless"] == lossless["run"]]
+    named = rows.rename(columns={"ratio": "speedup"})
+    return {row["relaxed"]: row for row in named.to_dict("records")}
+
+
 def _relaxed(
     relaxed: Sequence[Run],
-    lossless: Run | None,
-    drafter: str,
+    compared: _Compared,
     answers: pd.DataFrame | None,
     margin: float,
     command: str,
 ) -> list[str]:
-    """Return sentences on rules above 1 and above the lossless method that is surely faster."""
-    least = 1.0 if lossless is None else lossless["ci_high"]
+    """Return sentences on the rules that are surely faster, or that there are none."""
     scored = [] if answers is None else answers.to_dict("records")
     texts, offered = list[str](), set[str]()
-    for run in relaxed:
-        if not run["ci_low"] > least:
-            continue
-        name, speed = method_in_words(run, drafter), speed_text(run)
+    for run in filter(compared.is_faster, relaxed):
+        name, speed = method_in_words(run, compared.drafter), compared.speed(run)
         own = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
         right = "Its right answers were not measured"
         if own is not None:
@@ -196,10 +239,12 @@ def _relaxed(
                 f"token. {right}."
             )
     if relaxed and not texts:
-        beaten = "not drafting" if lossless is None else method_in_words(lossless, drafter)
         which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
-        fastest = f"{method_in_words(relaxed[0], drafter)}, was {speed_text(relaxed[0])}"
-        texts = [f"No relaxed rule was measurably faster than {beaten}. {which}, {fastest}."]
+        fastest = f"{method_in_words(relaxed[0], compared.drafter)}, was"
+        texts = [
+            f"No relaxed rule was measurably faster than {compared.beaten}. {which}, {fastest} "
+            f"{compared.speed(relaxed[0])}."
+        ]
     return texts
 
 
@@ -224,9 +269,5 @@ def speed_text(run: Run) -> str:
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
     '1.130 [1.001, 1.185] times as fast'
     """
-    ends = [run["speedup"], run["ci_low"], run["ci_high"]]
-    if any(map(math.isnan, ends[1:])):
-        return f"{ends[0]:.2f} times as fast"
-    close = any(abs(end - 1) < 0.005 and end != 1 for end in ends)
-    value, low, high = (f"{end:.{3 if close else 2}f}" for end in ends)
-    return f"{value} [{low}, {high}] times as fast"
+    ends = run["speedup"], run["ci_low"], run["ci_high"]
+    return f"{interval_text(*ends, apart=[1])} times as fast"

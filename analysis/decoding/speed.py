@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,9 @@ from .metrics import Decoded, acceptance, formula_length, formula_speedup
 SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
+# At least so many for speeds, whose ratios of sums are cheap. With 1,000 an end is off by 0.003,
+# and no verdict may hang on that
+SPEED_RESAMPLES = 10_000
 PARTS = ["draft_seconds", "verify_seconds", "other_seconds"]  # of a call
 
 
@@ -104,7 +108,8 @@ def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -
         per output token after the first) and `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`,
         NaN if no answer has a second token.
     """
-    bootstrap, alone = decoded.bootstrap(resamples, confidence, seed), decoded.baselines()
+    bootstrap = speed_bootstrap(decoded.prompts, resamples, confidence, seed)
+    alone = decoded.baselines()
     methods = decoded.runs[decoded.runs["drafter"] != "none"]
     families = [family.index.tolist() for _, family in methods.groupby("temperature")]
     after = decoded.answers["seconds"] - decoded.answers["first_seconds"]
@@ -113,8 +118,8 @@ def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
     table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
     table["tokens_per_second"] = 1 / table["per_token"]
-    with np.errstate(invalid="ignore"):
-        table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
+    later_tokens = (tokens - 1).sum(0)
+    table["tpot"] = seconds_after.sum(0) / np.where(later_tokens > 0, later_tokens, np.nan)
     whole = speedups(seconds, tokens, alone, families, bootstrap)
     later = speedups(seconds_after, tokens - 1, alone, families, bootstrap)
     names = ["speedup", "ci_low", "ci_high", "tpot_speedup", "tpot_ci_low", "tpot_ci_high"]
@@ -130,22 +135,69 @@ def speedups(
 ) -> Floats:
     """Return the speedup of R runs with its interval over prompts, (R, 3).
 
-    The speedup is the baseline's seconds a token over the run's, over all answers. A resample draws
-    prompts with all their answers, so the comparison stays paired. Intervals are computed for
-    logarithms and are `simultaneous` for all runs of a family, so they also cover a run picked for
-    being fastest. A run without a family is a baseline: its ends are its speedup. `seconds` and
-    `tokens` are (P, R), of the answers to each prompt; `alone` (R,) the baseline of each run.
+    The speedup is the baseline's seconds a token over the run's, over all answers. Intervals hold
+    for all runs of a family at once, so they also cover a run picked for being fastest. A run
+    without a family is a baseline: its ends are its speedup. `seconds` and `tokens` are (P, R), of
+    the answers to each prompt; `alone` (R,) the baseline of each run.
     """
+    baselines = [(run, run) for run in range(len(alone))]
+    speeds = speed_ratios(seconds, tokens, baselines, bootstrap)
+    speeds[:, 1:] = speeds[:, :1]
+    for runs in families:
+        pairs = [(run, alone[run]) for run in runs]
+        speeds[runs] = speed_ratios(seconds, tokens, pairs, bootstrap)
+    return speeds
+
+
+def speed_ratios(
+    seconds: Floats, tokens: Floats, pairs: Sequence[tuple[int, int]], bootstrap: PromptBootstrap
+) -> Floats:
+    """Return how many times as fast a run is as another, with its interval, (M, 3) for M pairs.
+
+    The ratio is the other run's seconds a token over the run's, over all answers. A resample draws
+    prompts with all their answers, so the comparison stays paired. Intervals are computed for
+    logarithms and are `simultaneous` for all M pairs. `seconds` and `tokens` are (P, R), of the
+    answers to each prompt; a pair is a run and the other one.
+    """
+    runs, others = np.reshape(pairs, (-1, 2)).T
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
         cost = seconds.sum(0) / tokens.sum(0)
-        logs, draws = np.log(cost[alone] / cost), np.log(drawn[:, alone] / drawn)
-    speeds: Floats = np.column_stack([logs] * 3)
-    for runs in families:
-        ends = simultaneous(logs[runs], draws[:, runs], bootstrap.confidence)
-        speeds[runs, 1:] = np.transpose(ends)
-    np.exp(speeds, out=speeds)
-    return speeds
+        logs = np.log(cost[others] / cost[runs])
+        draws = np.log(drawn[:, others] / drawn[:, runs])
+    low, high = simultaneous(logs, draws, bootstrap.confidence, bootstrap.count)
+    ratios: Floats = np.exp(np.column_stack([logs, low, high]))
+    return ratios
+
+
+def relaxed_ratios(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return how many times as fast each relaxed run is as each lossless one that drafts.
+
+    Returns:
+        One row for each pair at one temperature: `relaxed` and `lossless`, the runs; `ratio`, and
+        its interval over prompts, `ci_low` and `ci_high`. Intervals hold for all pairs of a
+        temperature at once.
+    """
+    bootstrap = speed_bootstrap(decoded.prompts, resamples, confidence, seed)
+    (seconds,) = decoded.by_prompt(decoded.answers, "seconds")
+    (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
+    columns = ["relaxed", "lossless", "ratio", "ci_low", "ci_high"]
+    frames = [pd.DataFrame(columns=columns, dtype=float)]
+    methods = decoded.runs[decoded.runs["drafter"] != "none"]
+    for _, family in methods.groupby("temperature"):
+        lossless = family["lossless"].astype(bool)
+        pairs = list(product(family.index[~lossless], family.index[lossless]))
+        if pairs:
+            ratios = speed_ratios(seconds, tokens, pairs, bootstrap)
+            frames.append(pd.DataFrame(np.hstack([pairs, ratios]), columns=columns))
+    table = pd.concat(frames, ignore_index=True)
+    return table.astype({"relaxed": int, "lossless": int})
+
+
+def speed_bootstrap(prompts: int, resamples: int, confidence: float, seed: int) -> PromptBootstrap:
+    """Return resamples of prompts for ratios of speeds, at least `SPEED_RESAMPLES`."""
+    drawn = max(resamples, SPEED_RESAMPLES)
+    return PromptBootstrap(np.arange(prompts), drawn, confidence, seed)
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:

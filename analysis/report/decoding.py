@@ -47,9 +47,15 @@ def settings(data: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def intervals(data: pd.DataFrame, names: Iterable[str], unit: str = "") -> list[str]:
+def intervals(data: pd.DataFrame, names: Iterable[str]) -> list[str]:
     """Return the cells of a column and the two with the ends of its interval."""
-    return [interval_text(*ends, unit=unit) for ends in data[[*names]].to_numpy().tolist()]
+    return [interval_text(*ends) for ends in data[[*names]].to_numpy().tolist()]
+
+
+def speed_intervals(data: pd.DataFrame, names: Iterable[str]) -> list[str]:
+    """Return the cells of a speedup, whose ends have the digits that tell them from 1."""
+    rows = data[[*names]].to_numpy().tolist()
+    return [interval_text(*ends, unit="×", apart=[1]) for ends in rows]
 
 
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
@@ -101,8 +107,8 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     columns: dict[Any, Any] = {("", name): cells for name, cells in settings(data).items()}
     columns["", "tokens/s"] = [number_text(rate, 1) for rate in data["tokens_per_second"]]
     later = ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")
-    columns["speedup", "a token"] = intervals(data, later, "×")
-    columns["speedup", "S"] = intervals(data, ["formula"], "×")
+    columns["speedup", "a token"] = speed_intervals(data, later)
+    columns["speedup", "S"] = speed_intervals(data, ["formula"])
     for heading, (name, factor, digits) in NUMBERS.items():
         columns[heading] = [number_text(factor * x, digits) for x in data[name].astype(float)]
     return Table(
@@ -138,7 +144,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     columns: dict[Any, Any] = {("", name): cells for name, cells in settings(whole).items()}
     for source in [*sources, "all"] if len(sources) > 1 else ["all"]:
         part = data[data["source"] == source]
-        columns[source, "speedup"] = intervals(part, ["speedup", "ci_low", "ci_high"], "×")
+        columns[source, "speedup"] = speed_intervals(part, ["speedup", "ci_low", "ci_high"])
         columns[source, "τ"] = part["tau"].map(number_text)
     columns["all", "agreement"] = whole["agreement"].map(percent_text)
     return Table(
@@ -207,7 +213,8 @@ def accuracy_table(
         "right": data["accuracy"].map(percent_text),
         "lost, won": changes.mask(alone, UNDEFINED),
         "difference": [
-            interval_text(*ends, digits=1) for ends in (100 * paired).to_numpy().tolist()
+            interval_text(*ends, digits=1, apart=[-100 * margin, 0])
+            for ends in (100 * paired).to_numpy().tolist()
         ],
         "p": [number_text(p, 3) for p in data["p_value"].mask(alone)],
         "decided": decided.fillna(UNDEFINED),

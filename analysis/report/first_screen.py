@@ -19,7 +19,7 @@ from ..rule_config import build_range
 from ..rules import StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import count_calls
-from .decoding import intervals
+from .decoding import intervals, speed_intervals
 from .results import EPS, Results, Target
 from .table import Table, indexed, pivoted
 from .text import UNDEFINED, interval_text, number_text, percent_text, symbol
@@ -73,12 +73,9 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     )
     columns: dict[str, Any] = {
         **{name: data[name] for name in ("engine that runs it", "faster?")},
-        "speed": intervals(data, speeds, "×"),
+        "speed": speed_intervals(data, speeds),
         "tokens per call": intervals(data, tokens),
-        "accepted": [
-            percent_text(value) + f" [{100 * low:.1f}, {100 * high:.1f}]" * (value == value)
-            for value, low, high in data[accepted].to_numpy().tolist()
-        ],
+        "accepted": [_percent_interval(*ends) for ends in data[accepted].to_numpy().tolist()],
     }
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
@@ -88,6 +85,13 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
         "tokens it drafted. γ: drafted tokens per call."
     )
     return Table("methods", "Methods", caption, data, indexed(data, columns))
+
+
+def _percent_interval(share: float, low: float, high: float) -> str:
+    text = percent_text(share)
+    if math.isnan(low) or math.isnan(high):
+        return text
+    return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:

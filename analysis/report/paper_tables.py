@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ..rules import Additive, Multiplicative, Rule, TopMAdditive
+from ..statistics.bootstrap import FEW_PROMPTS
 from ..statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from .published import TABLE2, printed
 from .results import Results
@@ -45,7 +46,7 @@ def table1(results: Results) -> Table:
         "table1",
         "Table 1: probability of the k most probable tokens",
         "Distribution of the top-k cumulative target probability p₁ + ... + pₖ over decoding "
-        "steps, where pᵢ is the i-th largest target probability.",
+        f"steps, where pᵢ is the i-th largest target probability. {_few_note(data)}".strip(),
         data.assign(published=[printed(*row) for row in rows]),
         shown.rename(columns=HEADS, level="statistic"),
     )
@@ -82,7 +83,7 @@ def table3(results: Results) -> Table | None:
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
         "Sensitivity of additive and multiplicative certificates to the threshold parameters: 5th "
-        f"percentile over decoding steps, in nats. {_notes(data)}".strip(),
+        f"percentile over decoding steps, in nats. {_notes(results, data)}".strip(),
         data,
         shown.rename(index=settings, level="rule").rename_axis(index=["", "Parameter"]),
     )
@@ -103,7 +104,7 @@ def table4(results: Results) -> Table | None:
         "table4",
         "Table 4: Top-m additive, 5th percentile",
         "Top-m additive relaxed acceptance: 5th percentile of the certificate over decoding "
-        f"steps, in nats. {TOP_M}{_notes(data)}".strip(),
+        f"steps, in nats. {TOP_M}{_notes(results, data)}".strip(),
         data,
         pivoted(keyed, "t", ["target", "m"], keyed["cell"]),
     )
@@ -150,14 +151,11 @@ def table7(results: Results) -> Table | None:
     rules = [rule for rule in results.certified if rule not in above]
     if not rules:
         return None
-    undefined = results["certificates"]["undefined"].notna().any()
-    mars = "MARS is undefined where no logit is positive (column undefined of the CSV file). "
     return _statistics_table(
         results,
         "table7",
         "Table 7: certificates of rules beyond the paper's tables",
-        f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}"
-        + mars * bool(undefined),
+        f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}",
         rules,
     )
 
@@ -216,10 +214,28 @@ def _texts(results: Results, data: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes(data: pd.DataFrame) -> str:
-    empty = "*: the ceiling, as nothing can be rejected there. "
-    inexact = "Of a certificate known as an interval the lower end counts. "
-    return empty * bool(data["value"].eq(math.inf).any()) + inexact * bool(data["inexact"].any())
+def _notes(results: Results, data: pd.DataFrame) -> str:
+    """Return the sentences that a caption needs for the certificates shown."""
+    notes = []
+    if data["value"].eq(math.inf).any():
+        notes.append("*: the ceiling, as nothing can be rejected there. ")
+    if data["inexact"].any():
+        notes.append("Of a certificate known as an interval the lower end counts. ")
+    rules = [results.rules[label] for label in data["rule"].unique()]
+    meanings = dict.fromkeys(rule.undefined_means for rule in rules if rule.undefined_means)
+    for means in meanings:
+        titles = ", ".join(rule.title for rule in rules if rule.undefined_means == means)
+        notes.append(f"Undefined (column of the CSV file) for {titles}: {means.rstrip('.')}. ")
+    return "".join([*notes, _few_note(data)])
+
+
+def _few_note(data: pd.DataFrame) -> str:
+    """Return a warning on the intervals of quantiles, which are in the CSV file."""
+    if data["prompts"].min() >= FEW_PROMPTS:
+        return ""
+    return (
+        f"Fewer than {FEW_PROMPTS} prompts: the CSV file's intervals of quantiles are too narrow. "
+    )
 
 
 def _statistics_table(
@@ -236,4 +252,4 @@ def _statistics_table(
     cells = pd.concat([cells[cells["target"] == target] for target in results.targets])
     shown = pivoted(cells, "rule", ["target", "statistic"], cells["cell"])
     shown = shown.rename(index=results.names).rename_axis(index="Criterion")
-    return Table(name, title, f"{caption}{_notes(data)}".strip(), data, shown)
+    return Table(name, title, f"{caption}{_notes(results, data)}".strip(), data, shown)

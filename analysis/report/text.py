@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_FLOOR, Decimal
 
 from ..statistics.bootstrap import FEW_PROMPTS
 
 CAP = 100.0  # tokens; the paper prints ">100" above it
 UNDEFINED = "–"
+MOST_DIGITS = 12  # decimals of an end that is next to where something is decided
+NEAR = 1e-12  # two numbers are equal up to rounding
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
 
@@ -107,18 +109,48 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
     least = min(prompts, default=FEW_PROMPTS)
     if least >= FEW_PROMPTS:
         return []
-    counted = f"{least} prompt{'s' * (least != 1)}, fewer than {FEW_PROMPTS}"
-    return [f"Few prompts: intervals come from {counted}, and are too narrow."]
+    if least < 2:
+        return ["Few prompts: there is no interval over a single prompt."]
+    return [
+        f"Few prompts: intervals come from {least} prompts, fewer than {FEW_PROMPTS}. Those of "
+        "quantiles (p5, p25, median) and of several methods at once are still too narrow."
+    ]
 
 
 def interval_text(
-    value: float, low: float = math.nan, high: float = math.nan, *, digits: int = 2, unit: str = ""
+    value: float,
+    low: float = math.nan,
+    high: float = math.nan,
+    *,
+    digits: int = 2,
+    unit: str = "",
+    apart: Sequence[float] = (),
 ) -> str:
     """Return a number with its unit, and with its interval if it has a width.
 
+    `apart` are values at which something is decided: an end that is not there is printed with so
+    many digits that it does not look as if it were.
+
     >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0), interval_text(1.2, unit="×")
     ('1.20 [1.10, 1.30]', '1.00', '1.20×')
+    >>> interval_text(1.087, 1.0042, 1.171, apart=[1]), interval_text(1.1, 1.0, 1.2, apart=[1])
+    ('1.087 [1.004, 1.171]', '1.10 [1.00, 1.20]')
     """
-    ends = ", ".join(number_text(end, digits) for end in (low, high))
-    text = number_text(value, digits) + unit * (not math.isnan(value))
-    return text + f" [{ends}]" * (low < high)
+    digits = _deciding_digits((low, high), apart, digits)
+    text = number_text(value, digits)
+    if not math.isnan(value):
+        text += unit
+    if low < high:
+        text += f" [{number_text(low, digits)}, {number_text(high, digits)}]"
+    return text
+
+
+def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) -> int:
+    """Return the fewest decimals that tell the ends from the values `apart`, unless equal."""
+    pairs = [(end, at) for end in ends for at in apart if not math.isclose(end, at, abs_tol=NEAR)]
+    enough = (
+        digits
+        for digits in range(least, MOST_DIGITS)
+        if all(number_text(end, digits) != number_text(at, digits) for end, at in pairs)
+    )
+    return next(enough, MOST_DIGITS)

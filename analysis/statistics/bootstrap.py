@@ -4,12 +4,16 @@ Steps of one prompt are correlated, so whole prompts are resampled; several answ
 pieces of one, stay together. A certificate can be +inf (empty rejection region): quantiles rank it
 at the top, means replace it by the rule's ceiling. Of certificates that are intervals the
 statistics count the lower ends.
+
+Plain bootstrap intervals are too narrow with few prompts, so they are widened by Student's t:
+`tail_level` and `student_factor`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +28,12 @@ Counted = NDArray[Any]  # numbers or flags
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
 LEAST_SPREAD = 1e-12  # of draws; below it is rounding
-FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
+# With fewer, intervals of quantiles and of several methods at once hold the truth less often than
+# they say: benchmarks/results/bootstrap_coverage.csv
+FEW_PROMPTS = 30
 MOST_CLUSTERS = 8192  # that are resampled
+MOST_WEIGHTS = 2**24  # of clusters in resamples, beyond `ALWAYS_DRAWN` clusters
+ALWAYS_DRAWN = 1000  # clusters that are resampled one by one, however many resamples there are
 
 
 class Resampling(NamedTuple):
@@ -34,6 +42,35 @@ class Resampling(NamedTuple):
     resamples: int
     confidence: float
     seed: int
+
+
+def student_factor(confidence: float, prompts: int) -> float:
+    """Return by how much few prompts widen an interval: sqrt(n / (n - 1)) t, in standard errors.
+
+    t is the quantile at (1 + confidence) / 2 of Student's t with n - 1 degrees of freedom; many
+    prompts give that of the normal law. NaN for a single prompt, which has no interval.
+
+    >>> [round(student_factor(0.95, n), 3) for n in (2, 6, 30, 100_000)]
+    [17.969, 2.816, 2.08, 1.96]
+    """
+    from scipy.special import stdtrit  # it takes 0.4 s, and `FEW_PROMPTS` is imported everywhere
+
+    if prompts < 2:
+        return math.nan
+    t = float(stdtrit(prompts - 1, (1 + confidence) / 2))
+    return math.sqrt(prompts / (prompts - 1)) * t
+
+
+def tail_level(confidence: float, prompts: int) -> float:
+    """Return the share of draws beyond each end of an expanded percentile interval.
+
+    Phi(-`student_factor`) in the place of (1 - confidence) / 2 (Hesterberg 2015, "What Teachers
+    Should Know About the Bootstrap", arXiv 1411.5279); NaN for a single prompt.
+
+    >>> [round(tail_level(0.95, n), 4) for n in (2, 6, 30, 100_000)]
+    [0.0, 0.0024, 0.0188, 0.025]
+    """
+    return math.erfc(student_factor(confidence, prompts) / math.sqrt(2)) / 2
 
 
 class PromptBootstrap:
@@ -45,7 +82,9 @@ class PromptBootstrap:
         steps: (P,) number of steps of each.
         count: number of prompts.
         weights: (B, C) multiplicity of each prompt in each of B resamples. Of more than
-            `MOST_CLUSTERS` prompts random groups of equal size are resampled, so memory is bounded.
+            `MOST_CLUSTERS` prompts, or `MOST_WEIGHTS` / B, random groups of equal size are
+            resampled, so memory is bounded.
+        tail: the share of draws beyond each end of an interval; NaN for a single prompt.
     """
 
     def __init__(
@@ -65,11 +104,13 @@ class PromptBootstrap:
         self.steps = np.bincount(self.prompts)
         cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
         self.count = int(cluster.max()) + 1
-        drawn = min(self.count, MOST_CLUSTERS)
+        most = max(ALWAYS_DRAWN, MOST_WEIGHTS // resamples)
+        drawn = min(self.count, MOST_CLUSTERS, most)
         generator = np.random.default_rng(seed)
         times = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
         self.weights = times.astype(np.float64)
         self.confidence = confidence
+        self.tail = tail_level(confidence, drawn)
         if drawn < self.count:
             cluster = (generator.permutation(self.count) % drawn)[cluster]
         self._cluster = cluster
@@ -114,14 +155,18 @@ class PromptBootstrap:
         return self.ratio(over, self.steps if among is None else np.bincount(self.prompts, among))
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
-        """Return the percentile interval of (B, ...) draws along their first axis.
+        """Return the expanded percentile interval of (B, ...) draws along their first axis.
 
-        Draws of +inf rank at the top. NaN, a statistic undefined in a resample, is left out; if it
-        is undefined in all resamples the limits are NaN.
+        The share `tail` of the draws lies beyond each end, so no end lies beyond the draws. Draws
+        of +inf rank at the top. NaN, a statistic undefined in a resample, is left out. The limits
+        are NaN if it is undefined in all resamples, or if there is a single prompt.
         """
+        if math.isnan(self.tail):
+            undefined = draws[0] * math.nan
+            return undefined, undefined
         ordered = np.sort(draws, axis=0)  # NaN last
         valid = np.sum(~np.isnan(draws), axis=0)
-        cut = rank((1 - self.confidence) / 2, valid)
+        cut = rank(self.tail, valid)
         low = np.take_along_axis(ordered, (cut - 1)[None], axis=0)[0]
         high = np.take_along_axis(ordered, np.maximum(valid - cut, 0)[None], axis=0)[0]
         return low, high
@@ -161,23 +206,26 @@ class PromptBootstrap:
         return point, ordered[block_index * block + offset]
 
 
-def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[Floats, Floats]:
+def simultaneous(
+    estimates: Floats, draws: Floats, confidence: float, prompts: int
+) -> tuple[Floats, Floats]:
     """Return simultaneous intervals of M quantities, ends (M,) each.
 
     The pointwise interval of the largest of several quantities covers too rarely. With e the
     estimates, x their draws in resample b and s the standard deviations of x over b, the ends are
 
-        e -/+ c s,    c the quantile at `confidence` over b of max over the M of |x - e| / s
+        e -/+ c w s,    c the quantile at `confidence` over b of max over the M of |x - e| / s
 
-    (the maximum statistic of studentised deviations). Quantities without spread have no width.
+    (the maximum statistic of studentised deviations), and w the `student_factor` of the number of
+    `prompts` over the quantile of the normal law. Quantities without spread have no width.
 
     `draws` are (B, M), paired: a row is one resample. NaN (undefined there) is left out; ends are
-    NaN for a quantity that is undefined, or undefined in all resamples.
+    NaN for a quantity that is undefined, or undefined in all resamples, and for a single prompt.
 
     >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
-    >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
-    >>> low.tolist(), high.tolist()
-    ([-1.0, 5.0], [1.0, 5.0])
+    >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95, prompts=10)
+    >>> low.round(2).tolist(), high.round(2).tolist()
+    ([-1.22, 5.0], [1.22, 5.0])
     """
     defined = np.isfinite(draws)
     count = defined.sum(axis=0)
@@ -188,7 +236,9 @@ def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[F
         away = np.abs(draws - estimates) / spread
     largest = np.sort(np.where(defined & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
     c = largest[rank(confidence, len(largest)) - 1]
-    return estimates - c * spread, estimates + c * spread
+    widening = student_factor(confidence, prompts) / NormalDist().inv_cdf((1 + confidence) / 2)
+    half = c * widening * spread
+    return estimates - half, estimates + half
 
 
 def rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:

@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.decoding.metrics import formula_speedup
-from analysis.decoding.speed import speedups
-from analysis.statistics.bootstrap import PromptBootstrap, Resampling
+from analysis.decoding.speed import speed_bootstrap, speedups
+from analysis.report.text import interval_text
+from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import read_bytes
 from pipeline.engines.counts import Counts, read_sums
@@ -73,8 +74,7 @@ class Speed(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.times):
             return "-"
-        interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.times:.2f} times{interval}"
+        return interval_text(self.times, self.low, self.high, unit=" times", apart=[1])
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
@@ -187,7 +187,7 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np
         seconds = np.array([[getattr(of[name], clock) for of in answers] for name in prompts])
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
-        bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
+        bootstrap = speed_bootstrap(len(prompts), *statistics)
         ends = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
         return f"{words}, {len(prompts)} prompts", ends[1:]
     return "", None

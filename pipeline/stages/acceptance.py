@@ -155,13 +155,14 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
             ends = (row["value"], row["ci_low"], row["ci_high"])
             rows[row["rule"]] |= dict(zip((name, *limits(name)), ends, strict=True))
             if row["statistic"].endswith("_per_call"):
-                rows[row["rule"]][mark_of(name)] = bool(row["cut"] > CENSORED)
+                # without a call, as of answers of one token, there is no share of cut calls
+                rows[row["rule"]][mark_of(name)] = (row["cut"] or 0.0) > CENSORED
     return list(rows.values())
 
 
 STAGE = Stage(
     name="acceptance",
-    version=25,
+    version=26,
     upstream=("drafts",),
     tables={
         "data": STEP

@@ -60,7 +60,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="run_lengths",
-    version=6,
+    version=7,
     upstream=("certificates",),
     tables={
         "data": {

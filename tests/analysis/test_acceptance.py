@@ -282,10 +282,10 @@ def test_the_limits_of_a_continuous_parameter_are_those_of_all_its_settings():
     sums = np.add.reduceat(passed.astype(float), steps.starts)
     shares = resamples.weights @ sums / 240
     own = np.sort(t[(shares >= 0.6 - 1e-9).argmax(axis=1)])
-    assert own[8] < own[9]  # so that the rank matters: 10 and 191 of 200 for 90 %
-    assert own[189] < own[190]
+    # 40 prompts widen 90 %: 4.4 % of 200 draws beyond each end, so the ranks are 9 and 192
+    assert own[8] < own[9]  # so that the rank matters: plain percentiles have 10
     (found,) = solve(dist, dial, EPS, [Goal(0.6)], resamples, steps)
-    assert (found.ci_low, found.ci_high) == pytest.approx((own[9], own[190]), abs=1e-12)
+    assert (found.ci_low, found.ci_high) == pytest.approx((own[8], own[191]), abs=1e-12)
     assert found.value == pytest.approx(t[(passed.mean(axis=0) >= 0.6 - 1e-9).argmax()], abs=1e-12)
 
 
@@ -301,7 +301,13 @@ def test_at_the_threshold_and_a_step_to_either_side():
         (found,) = solve(dist, dial, eps, [Goal(1.0)], bootstrap, steps)
         assert found.value == value, eps
     (found,) = solve(dist, dial, 0.0, [Goal(1.0)], bootstrap, steps)  # no need to relax
-    assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
+    assert (found.value, found.reached) == (0.0, 1.0)
+    assert math.isnan(found.ci_low)  # one prompt has no interval
+    assert math.isnan(found.ci_high)
+    two = Trajectories.from_positions(np.array([0, 0]))
+    both = PromptBootstrap(two.prompts, 20, 0.9, 0)
+    (found,) = solve(dist[[0, 0]], dial, 0.0, [Goal(1.0)], both, two)
+    assert (found.value, found.ci_low, found.ci_high) == (0.0, 0.0, 0.0)
     (none,) = solve(dist, dial, 0.1, [Goal(2, True)], bootstrap, steps)
     assert none.rule is None  # an answer of one token has no calls
     assert all(map(math.isnan, (none.value, none.ci_low, none.reached)))

@@ -9,11 +9,13 @@ import mpmath
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from analysis.decoding import metrics as decoding
 from analysis.decoding import speed
 from analysis.decoding.metrics import Decoded
 from analysis.rules import StrictGreedy
+from analysis.statistics.bootstrap import PromptBootstrap
 
 STATISTICS = (20, 0.9, 0)
 RUNS = pd.DataFrame(
@@ -247,3 +249,65 @@ def test_the_formulas_at_their_ends_and_beside_what_was_measured():
         a, gamma, rho = table.loc[run, ["rate", "draft_length", "rho"]]
         assert table["formula"][run] == (1 - a ** (gamma + 1)) / (1 - a) / (1 + gamma * rho)
         assert table["formula_length"][run] == decoding.formula_length(a, rho)
+
+
+def of_speeds(seconds, *kinds):
+    """Runs of one token a prompt, each (drafter, lossless, temperature); (P, R) seconds."""
+    prompts, runs = seconds.shape
+    columns = ["drafter", "lossless", "temperature"]
+    frame = pd.DataFrame(kinds, columns=columns).assign(sampling=None)
+    cells = pd.DataFrame(
+        {
+            "prompt_id": np.repeat([f"p{at:03}" for at in range(prompts)], runs),
+            "run": np.tile(np.arange(runs), prompts),
+            "seconds": seconds.ravel(),
+            "first_seconds": 0.0,
+            "n_tokens": 1,
+        }
+    )
+    return replace(made(), runs=frame, data=cells, answers=cells)
+
+
+def test_a_relaxed_run_is_compared_with_each_lossless_one_pair_by_pair():
+    """Both are slow at the same prompts, so their ratio is surer than the speed of either."""
+    rng = np.random.default_rng(0)
+    slow = np.exp(0.5 * rng.standard_normal((40, 1)))
+    own = np.exp(0.02 * rng.standard_normal((40, 6)))
+    seconds = own * np.column_stack([np.ones((40, 1)), *[slow] * 3, np.ones((40, 1)), slow])
+    seconds /= [1, 2, 2.2, 3, 1, 4]
+    kinds = [("none", True, 0.0), *[("model", kind, 0.0) for kind in (True, False, False)]]
+    one = of_speeds(seconds, *kinds, ("none", True, 0.7), ("model", False, 0.7))
+    found = speed.relaxed_ratios(one, 20, 0.95, 0)
+    assert found[["relaxed", "lossless"]].to_numpy().tolist() == [[2, 1], [3, 1]]  # none at 0.7
+    totals = seconds.sum(axis=0)
+    assert found["ratio"].tolist() == pytest.approx(totals[1] / totals[2:4])
+    # two pairs at once, 10,000 resamples, t with 39 degrees of freedom: written out
+    weights = PromptBootstrap(np.arange(40), 10_000, 0.95, 0).weights
+    logs = np.log(weights @ seconds)
+    draws = logs[:, [1]] - logs[:, 2:4]
+    estimates, spread = np.log(totals[1] / totals[2:4]), draws.std(axis=0)
+    worst = np.sort((abs(draws - estimates) / spread).max(axis=1))
+    half = (
+        worst[9499] * spread * math.sqrt(40 / 39) * stats.t.ppf(0.975, 39) / stats.norm.ppf(0.975)
+    )
+    ends = np.exp([estimates - half, estimates + half]).T
+    assert found[["ci_low", "ci_high"]].to_numpy() == pytest.approx(ends)
+    assert (found["ci_low"] > 1).all()  # surely faster, although the speeds' intervals overlap
+    speeds = speed.throughput(one, 20, 0.95, 0)
+    assert speeds["ci_low"][2] < speeds["ci_high"][1]
+
+
+def test_without_a_relaxed_run_there_is_no_ratio():
+    one = of_speeds(np.ones((5, 2)), ("none", True, 0.0), ("model", True, 0.0))
+    found = speed.relaxed_ratios(one, 20, 0.95, 0)
+    assert found.columns.tolist() == ["relaxed", "lossless", "ratio", "ci_low", "ci_high"]
+    assert found.empty
+
+
+def test_ends_of_speeds_do_not_depend_on_the_number_of_resamples_asked_for():
+    """Up to `SPEED_RESAMPLES`, which more exceed; other intervals take what is asked for."""
+    seconds = np.exp(0.3 * np.random.default_rng(0).standard_normal((30, 2)))
+    one = of_speeds(seconds, ("none", True, 0.0), ("model", True, 0.0))
+    few, usual, many = (speed.throughput(one, n, 0.95, 0) for n in (20, 10_000, 15_000))
+    assert few["ci_low"].tolist() == usual["ci_low"].tolist()
+    assert usual["ci_low"][1] != many["ci_low"][1]

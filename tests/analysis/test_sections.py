@@ -1,6 +1,7 @@
 """The first tables of the page and the section on a drafter, against what they are made from."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from analysis.report.acceptance import acceptance_table, depth_table, part_stati
 from analysis.report.first_screen import (
     EPSILONS,
     SHARE,
+    log_advice,
     methods_table,
     relax_table,
     settings_table,
@@ -25,7 +27,9 @@ from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, St
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
 from analysis.topk import TopK
+from pipeline.cli import verdict_of
 from pipeline.stages.report.inputs import ACCEPTANCE
+from pipeline.store import VERDICT
 from tests.pipeline.test_acceptance import drafts, logits, run
 
 GREEDY = StrictGreedy()
@@ -104,11 +108,52 @@ def test_settings_certify_what_is_claimed():
         assert data[eps, "D reaches, tokens per call"] == STATISTICS["measured_per_call"]
 
 
+@pytest.mark.parametrize(
+    ("dist", "searched"),
+    [
+        (None, set()),  # not stored
+        (TopK.from_logits(np.random.default_rng(0).normal(size=(200, 40)), k=8), {"Additive"}),
+        (TopK.from_logits(np.random.default_rng(0).normal(size=(200, 40)), k=33),
+         {"Additive", "Tree"}),  # as many as the widest tree takes
+    ],
+)  # fmt: skip
+def test_no_setting_is_searched_without_the_tokens_that_it_takes(dist, searched):
+    rules = (GREEDY, Additive(0.1), Tree(2))
+    ends = {rule: (np.linspace(0, 0.5, 200),) * 2 for rule in rules}
+    bootstrap = PromptBootstrap(np.repeat(np.arange(10), 20), 30, 0.9, 0)
+    target = Target("A", ends, bootstrap, np.zeros(200, np.int32), [], dist=dist)
+    table = settings_table(Results(["A"], {}, {}), [target])
+    names = {name.partition(":")[0] for name in table.shown.index if ":" in name}
+    assert names == searched
+
+
+def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
+    """A page's Markdown has them, so that no name makes a tag or a link."""
+    few = timed("prompt_lookup", rate=0.0001, rate_ci_low=0.0, rate_ci_high=0.0002)
+    advice = Advice("A", "draft", "Draft <b> [x](y).", ["Beside."], [few])
+    text = verdict_text([advice], methods_table([advice], results(("A",))))
+    assert r"\< 0.1 %" in text
+    (tmp_path / VERDICT).parent.mkdir()
+    (tmp_path / VERDICT).write_text(text)
+    (sentence,), (table,) = verdict_of(SimpleNamespace(directory=tmp_path))
+    assert sentence == "Draft <b> [x](y)."
+    assert "| < 0.1 % [0.0, 0.0] |" in table
+
+
+def test_a_share_of_one_prompt_has_no_interval():
+    one = timed("prompt_lookup", rate_ci_low=np.nan, rate_ci_high=np.nan)
+    advice = Advice("A", "draft", "Draft.", [], [one])
+    assert methods_table([advice], results(("A",))).shown["accepted"].tolist() == ["50.0 %"]
+
+
 def test_answers_of_one_token_guarantee_nothing():
     ends, bootstrap = (np.ones(2),) * 2, PromptBootstrap(np.arange(2), 20, 0.9, 0)
     target = Target("A", {GREEDY: ends}, bootstrap, np.zeros(2, np.int32), [])
     table = settings_table(Results(["A"], {}, {}), [target])
     assert (table.shown.loc["Strict greedy guarantees, tokens per call"] == "–").all()
+    long = log_advice(target).beside[1]
+    assert "no tokens per call are guaranteed" in long
+    assert "nan" not in long
 
 
 def made(drafter):

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from analysis.decoding.speed import speedups
 from analysis.statistics import bootstrap
@@ -48,8 +49,58 @@ def test_quantiles_and_means_agree_with_resamples_written_out():
     values, prompts = clustered(1, share_infinite=0.0)
     found = sampled.share(values)
     drawn = sorted(in_full(values, prompts, times).mean() for times in sampled.weights)
-    # another order of addition; of 60 draws the second and the last but one end the interval
-    assert found == pytest.approx((values.mean(), drawn[1], drawn[-2]), rel=1e-13)
+    # another order of addition; with 7 prompts the outermost of 60 draws end the interval
+    assert found == pytest.approx((values.mean(), drawn[0], drawn[-1]), rel=1e-13)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("prompts", [2, 6, 10, 30, 8192])
+def test_few_prompts_widen_an_interval_as_students_t_does(prompts, confidence):
+    """Hesterberg's adjusted level: the t interval of a mean, as quantiles of normal draws.
+
+    The standard error of the draws lacks the factor sqrt(n / (n - 1)), as resamples draw from the
+    sample with its variance over n.
+    """
+    wider = math.sqrt(prompts / (prompts - 1)) * stats.t.ppf((1 + confidence) / 2, prompts - 1)
+    level = stats.norm.cdf(-wider)
+    sampled = PromptBootstrap(np.arange(prompts), 1000, confidence, 0)
+    assert sampled.tail == pytest.approx(level, rel=1e-9)
+    draws = np.random.default_rng(0).permutation(1000.0 * np.arange(1, 1001))
+    cut = max(1, math.ceil(1000 * level - 1e-9))
+    assert sampled.interval(draws[:, None]) == (1000 * cut, 1000 * (1001 - cut))
+    # the simultaneous interval of one quantity: its pointwise one, widened by the same factor
+    plain = stats.norm.ppf((1 + confidence) / 2)
+    draws = np.random.default_rng(1).normal(size=(400, 1))
+    low, high = simultaneous(np.zeros(1), draws, confidence, prompts)
+    wide, _ = simultaneous(np.zeros(1), draws, confidence, 10**9)
+    assert high == -low
+    assert low / wide == pytest.approx(wider / plain, rel=1e-6)
+
+
+def test_one_prompt_has_no_interval():
+    """Nor have its steps, however many; two have one."""
+    one = PromptBootstrap(np.zeros(50, int), 40, 0.95, 0)
+    values = np.arange(50.0)
+    for ends in (one.share(values)[1:], one.interval(one.quantiles(values, LEVELS)[1])):
+        assert np.isnan(ends).all()
+    assert one.share(values)[0] == values.mean()
+    steps = Trajectories.from_positions(np.arange(50))
+    table = run_lengths(values, [10.0], steps, one)
+    assert table[["ci_low", "ci_high"]].isna().all(axis=None)
+    assert table["value"].notna().all()
+    found = fast(np.full((1, 2), 0.3), 20)
+    assert found[0].tolist() == [1, 1, 1]  # the target alone
+    assert np.isnan(found[1:, 1:]).all()
+    assert found[1:, 0] == pytest.approx(math.exp(0.3))
+    assert np.isfinite(fast(np.full((2, 2), 0.3), 20)).all()
+
+
+def test_many_resamples_draw_groups_of_prompts(monkeypatch):
+    """So that memory is bounded; `ALWAYS_DRAWN` prompts are drawn one by one all the same."""
+    monkeypatch.setattr(bootstrap, "MOST_WEIGHTS", 400)
+    monkeypatch.setattr(bootstrap, "ALWAYS_DRAWN", 5)
+    sizes = [PromptBootstrap(np.arange(30), n, 0.9, 0).weights.shape for n in (10, 20, 80, 200)]
+    assert sizes == [(10, 30), (20, 20), (80, 5), (200, 5)]
 
 
 def test_answers_to_one_prompt_are_drawn_together():
@@ -99,13 +150,16 @@ def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in():
 # simultaneous intervals of the fastest of several methods
 
 
-def plainly(estimates, draws, confidence):
+def plainly(estimates, draws, confidence, prompts):
     """The maximum statistic, quantity by quantity and resample by resample."""
     spreads = [np.std([row[m] for row in draws]) for m in range(len(estimates))]
     worst = sorted(
         max(abs(row[m] - estimates[m]) / spreads[m] for m in range(len(estimates))) for row in draws
     )
     c = next(value for at, value in enumerate(worst, 1) if at >= confidence * len(worst) - 1e-9)
+    level = (1 + confidence) / 2
+    c *= math.sqrt(prompts / (prompts - 1)) * stats.t.ppf(level, prompts - 1)
+    c /= stats.norm.ppf(level)
     return [(e - c * s, e + c * s) for e, s in zip(estimates, spreads, strict=True)]
 
 
@@ -114,25 +168,26 @@ def test_the_ends_are_those_of_the_plain_twin():
     for methods in (1, 2, 5):
         mixed = rng.normal(size=(methods, methods))
         estimates, draws = rng.normal(size=methods), rng.normal(size=(40, methods)) @ mixed
-        for confidence in (0.5, 0.95, 1.0):
-            ends = simultaneous(estimates, draws, confidence)
-            wanted = plainly(estimates, draws, confidence)
+        for confidence, prompts in ((0.5, 2), (0.95, 30), (0.99, 6)):
+            ends = simultaneous(estimates, draws, confidence, prompts)
+            wanted = plainly(estimates, draws, confidence, prompts)
             np.testing.assert_allclose(np.transpose(ends), wanted, rtol=1e-12)
     inside = (ends[0] <= draws) & (draws <= ends[1])
-    assert inside.all()  # confidence 1 holds every resample
+    assert inside.all()  # 99 % of 40 are all resamples
 
 
 def test_quantities_without_spread_or_value_leave_the_others_alone():
     rng = np.random.default_rng(1)
     draws = rng.normal(size=(50, 2))
-    alone = np.transpose(simultaneous(np.zeros(2), draws, 0.9))
+    alone = np.transpose(simultaneous(np.zeros(2), draws, 0.9, 30))
     more = np.column_stack([draws, np.full(50, 3.0), np.full(50, np.nan)])
-    both = np.transpose(simultaneous(np.array([0.0, 0.0, 3.0, np.nan]), more, 0.9))
+    both = np.transpose(simultaneous(np.array([0.0, 0.0, 3.0, np.nan]), more, 0.9, 30))
     np.testing.assert_array_equal(both[:2], alone)
     assert both[2].tolist() == [3.0, 3.0]
     assert np.isnan(both[3]).all()
     gaps = np.where(np.arange(50)[:, None] % 2, more, np.nan)  # undefined in every other resample
-    assert np.isfinite(np.transpose(simultaneous(np.array([0, 0, 3, np.nan]), gaps, 0.9))[:3]).all()
+    ends = np.transpose(simultaneous(np.array([0, 0, 3, np.nan]), gaps, 0.9, 30))
+    assert np.isfinite(ends[:3]).all()
 
 
 def fast(logs, resamples, *families):
@@ -223,9 +278,8 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
     for name in ("per_call", "mean_run", "random_100"):
         assert found.loc[name, "value"] == walk(flags)[name]
         ordered = sorted(draw[name] for draw in drawn)
-        cut = math.ceil(0.025 * len(ordered) - 1e-9)
-        assert found.loc[name, "ci_low"] == ordered[cut - 1]
-        assert found.loc[name, "ci_high"] == ordered[-cut]
+        assert found.loc[name, "ci_low"] == ordered[0]  # 7 prompts: 0.4 % of 80 draws
+        assert found.loc[name, "ci_high"] == ordered[-1]
     assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
     assert (found["failures"] == sum(part.count(False) for part in flags)).all()
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from analysis.decoding import speed
-from analysis.report import published
+from analysis.report import paper_tables, published
 from analysis.report.decoding import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.published import compare, outside, published_section, published_table
@@ -131,6 +131,16 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
             assert cell.startswith(f"≥ {value:.2f}") == censored
 
 
+def test_the_share_of_exact_certificates_is_what_is_no_interval():
+    """One step in ten of this rule is an interval; without one there is no such column."""
+    alone = tables_of(measure(expand([{"rule": "additive", "t": [0.2, 0.45]}])))["table2"].shown
+    for target in TARGETS:
+        assert alone.loc["Additive (t = 0.45)", (target, "exact")] == "90.0 %"
+        assert alone.loc["Additive (t = 0.2)", (target, "exact")] == "100.0 %"
+    exact = tables_of(measure(expand([{"rule": "additive", "t": [0.2]}])))["table2"].shown
+    assert "exact" not in exact.columns.get_level_values(1)
+
+
 def test_csv_gives_published_values_intervals_shares_and_estimators(tables):
     read = {}
     for name, table in tables.items():
@@ -163,6 +173,43 @@ class Confident(Rule):
 
     def cut(self, _):
         return Cut(slope=self.alpha, offset=0.0, max_rank=self.m)
+
+
+class Windowed(Rule):
+    """A user's rule with steps at which it means nothing."""
+
+    shown: ClassVar[str] = "Windowed {width}"
+    undefined_means: ClassVar[str] = "Steps before the window is full."
+    width: int
+
+    def cut(self, _):
+        return Cut(slope=0.5, offset=0.0)
+
+
+def test_what_undefined_means_is_said_by_the_rules_of_the_table_alone(tables):
+    """In the words of each rule; MARS, in Table 7, says nothing in a table without it."""
+    mars = RULES[-2].undefined_means
+    assert f"for MARS (θ = 0.9): {mars}. " in f"{tables['table7'].caption} "
+    assert not any(mars in tables[f"table{at}"].caption for at in (1, 2, 3, 4))
+    own = [Windowed(width=3), Windowed(width=4)]
+    found = tables_of(measure([StrictGreedy(), *own, Multiplicative(0.4)]))
+    wanted = "for Windowed 3, Windowed 4: Steps before the window is full."
+    for name in ("table2", "table3"):
+        assert wanted in found[name].caption
+        assert "undefined" in found[name].data.columns
+    assert "table7" not in found or "ndefined" not in found["table7"].caption
+    assert not any("MARS" in table.caption for table in found.values())
+
+
+def test_a_printed_quantile_of_few_prompts_has_a_warning(monkeypatch, tables):
+    """Of 4 prompts; with as many as the bound there is none."""
+    quantiles = ("table1", "table2", "table3", "table4", "table7")
+    warned = {name for name, table in tables.items() if "Fewer than 30 prompts" in table.caption}
+    assert warned == {*quantiles}
+    for bound, count in ((5, len(quantiles)), (4, 0)):
+        monkeypatch.setattr(paper_tables, "FEW_PROMPTS", bound)
+        captions = [table.caption for table in tables_of(measure(RULES)).values()]
+        assert sum("Fewer than" in caption for caption in captions) == count
 
 
 def test_a_users_rule_stands_beside_the_papers_in_every_table():

@@ -22,7 +22,9 @@ from analysis.decoding.answers import (
     mcnemar,
     proportion,
 )
+from analysis.report.decoding import accuracy_table, speed_intervals
 from analysis.rules import Additive, StrictGreedy
+from pipeline.engines.runs import Speed
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
 COMMAND = "python -m pipeline study=s"
@@ -54,8 +56,16 @@ RELAXED |= {"nats_given_up": 0.04, "accepted": 99, "scheme": "additive (t = 0.1)
 SAMPLED = {"method": "Speculative sampling", "scheme": "speculative sampling", "rule": None}
 
 
-def said(*runs, **given):
-    return advise("T", "D", pd.DataFrame([ALONE, *runs]), command=COMMAND, **given)
+def said(*runs, low=1.01, high=1.5, **given):
+    """The advice; the ratio of every relaxed run to every lossless one has these ends."""
+    speeds = pd.DataFrame([ALONE, *runs])
+    kinds = [speeds[speeds["lossless"] == kind] for kind in (False, True)]
+    pairs = [
+        {"relaxed": x, "lossless": y, "ratio": kinds[0]["speedup"][x] / kinds[1]["speedup"][y]}
+        for x, y in product(*(kind.index for kind in kinds))
+    ]
+    ratios = pd.DataFrame(pairs).assign(ci_low=low, ci_high=high)
+    return advise("T", "D", speeds, command=COMMAND, ratios=ratios, **given)
 
 
 @pytest.mark.parametrize(
@@ -175,24 +185,53 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(given, says):
 
 
 @pytest.mark.parametrize(
-    ("given", "offered"),
+    ("accepted", "low", "offered"),
     [
-        ({"accepted": 99}, True),
-        ({"accepted": 100}, False),  # nothing was rejected
-        ({"ci_low": 1.3}, False),  # not for sure above the lossless method
-        ({"ci_low": math.nextafter(1.3, 2)}, True),
+        (99, 1.01, True),
+        (100, 1.01, False),  # nothing was rejected
+        (99, 1.0, False),  # not for sure above the lossless method
+        (99, ABOVE, True),
+        (99, math.nan, False),
     ],
 )
-def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(given, offered):
-    found = said(run(1.2, 1.1, 1.3), {**run(1.5, 1.4, 1.6, **RELAXED), **given})
+@pytest.mark.parametrize("own", [(1.4, 1.6), (1.01, 2.2)])  # its own interval tells nothing of that
+def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(accepted, low, offered, own):
+    found = said(run(1.2, 1.1, 1.3), {**run(1.5, *own, **RELAXED), "accepted": accepted}, low=low)
     assert any("It gives up" in text for text in found.beside) == offered
     slower = (
         "than D under strict greedy (γ = 5). The only one timed, D under additive (t = 0.1; γ = 5)"
     )
-    assert any(slower in text for text in found.beside) == ("ci_low" in given and not offered)
-    # beside a method that is not surely faster, it is compared with 1
-    (text,) = said(run(1.05, 0.9, 1.4), run(1.5, 1.1, 1.6, **RELAXED)).beside
-    assert "It gives up" in text
+    assert any(slower in text for text in found.beside) == (not offered and accepted == 99)
+    (text,) = found.beside
+    if accepted == 99 and low == 1.01:
+        assert "as fast as T alone, and 1.25 [1.01, 1.50] times as fast as D under strict" in text
+
+
+@pytest.mark.parametrize(("low", "offered"), [(ABOVE, True), (1.0, False)])
+def test_beside_a_method_that_is_not_surely_faster_a_relaxed_rule_is_compared_with_1(low, offered):
+    (text,) = said(run(1.05, 0.9, 1.4), run(1.5, low, 1.6, **RELAXED)).beside
+    assert ("It gives up" in text) == offered
+    assert text.count("as fast as") == 1
+    assert ("No relaxed rule was measurably faster than not drafting" in text) != offered
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "printed"),
+    [
+        (1.0049, 1.17, "1.087 [1.005, 1.170]"),
+        (1.0004, 1.17, "1.0870 [1.0004, 1.1700]"),
+        (1.01, 1.17, "1.09 [1.01, 1.17]"),
+        (0.9, 0.9951, "1.087 [0.900, 0.995]"),
+        (1.0, 1.17, "1.09 [1.00, 1.17]"),
+    ],
+)
+def test_ends_near_1_have_the_digit_that_decides_in_sentence_table_and_engine(low, high, printed):
+    found = said(run(1.087, low, high))
+    assert f"{printed} times as fast" in found.sentence
+    ends = {"speedup": [1.087], "ci_low": [low], "ci_high": [high]}
+    (cell,) = speed_intervals(pd.DataFrame(ends), ends)
+    assert cell == printed.replace(" ", "× ", 1)
+    assert str(Speed(1.087, low, high)) == printed.replace(" ", " times ", 1)
 
 
 def test_behind_one_that_fell_the_next_is_offered():
@@ -341,3 +380,23 @@ def test_the_paired_interval_holds_the_truth_as_often_as_it_says():
     assert difference(1, 0, 1, 0.95)[0] == -1.0
     low, high = difference(3, 8, 40, 0.95)
     assert difference(8, 3, 40, 0.95) == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "printed"),
+    [
+        (-0.04996, 0.01, "[-4.996, 1.000]"),  # a loss of 5 points is excluded
+        (-0.0504, 0.01, "[-5.04, 1.00]"),  # is not
+        (-0.05, 0.01, "[-5.0, 1.0]"),
+        (-0.09, -0.0004, "[-9.00, -0.04]"),  # accuracy falls
+        (-0.09, 0.0, "[-9.0, 0.0]"),
+    ],
+)
+def test_the_interval_of_a_loss_has_the_digit_that_decides(low, high, printed):
+    rules = [None, StrictGreedy(), Additive(0.1)]
+    one = replace(answered(), runs=TASK_RUNS.assign(rule=rules))
+    table = accuracy(one, 10, 0.95, 0, 0.05)
+    relaxed = table["run"] == 2
+    table.loc[relaxed, ["difference_ci_low", "difference_ci_high"]] = low, high
+    shown = accuracy_table([one], [table], 0.05, 0.95).shown["difference"]
+    assert printed in shown[relaxed.to_numpy()].iloc[0]

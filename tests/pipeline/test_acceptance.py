@@ -1,8 +1,10 @@
 """Stage acceptance: on artifacts of made-up pairs, from sound ones to one that cannot be."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from analysis.rules import Additive, StrictGreedy, Tree
@@ -137,3 +139,18 @@ def test_every_depth_of_a_draft_is_judged(tmp_path):
     for name in ("acceptance", "certified"):
         shallow, deeper = (table.loc[(depth, "greedy", name), "value"] for depth in (1, 2))
         assert deeper < shallow == first.loc[("greedy", name), "value"]
+
+
+def test_answers_of_one_token_have_no_tokens_per_call():
+    """There is no call, so no share of them is cut: no number, and no flag."""
+    ends = {"value": None, "ci_low": None, "ci_high": None}
+    rows = [{"rule": "greedy", "statistic": "measured_per_call", **ends, "cut": None}]
+    artifact = SimpleNamespace(
+        facts={"steps": 3, "prompts": 3}, read=lambda _: pa.Table.from_pylist(rows)
+    )
+    models = [SimpleNamespace(settings=SimpleNamespace(label=name)) for name in "TD"]
+    drafts = SimpleNamespace(runtime=SimpleNamespace(models=models))
+    runtime = SimpleNamespace(rules=[StrictGreedy()])
+    (row,) = STAGE.summary(SimpleNamespace(inputs={"drafts": drafts}, runtime=runtime), artifact)
+    flags = [value for name, value in row.items() if name.endswith("censored")]
+    assert flags == [False]

@@ -13,7 +13,7 @@ from analysis.acceptance.summary import margins
 from analysis.certificates.closed_forms import compared_steps
 from analysis.decoding.answers import Answered, accuracy
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.speed import speed
+from analysis.decoding.speed import relaxed_ratios, speed
 from analysis.report.acceptance import part_statistics
 from analysis.report.bounds_table import RuleSteps
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
@@ -50,7 +50,8 @@ class Content:
     targets: Sequence[Target]  # their steps
     results: Results  # their statistics
     decoded: Sequence[Decoded]  # their decoded answers, if there are any, and
-    speeds: Sequence[pd.DataFrame]  # `analysis.decoding.speed.speed` of them, with `theta`
+    speeds: Sequence[pd.DataFrame]  # `analysis.decoding.speed.speed` of them, with `theta`, and
+    ratios: Sequence[pd.DataFrame]  # `analysis.decoding.speed.relaxed_ratios`
     answered: Sequence[Answered]  # their answers to tasks, if there are any, and
     accuracies: Sequence[pd.DataFrame]  # `analysis.decoding.answers.accuracy` of them
 
@@ -81,6 +82,7 @@ def read_content(task: Task, inputs: Inputs) -> Content:
     return Content(
         *(task, sources, targets, read_results(task, targets, sources), decoded),
         [speed(run, *statistics).assign(theta=thetas(run)) for run in decoded],
+        [relaxed_ratios(run, *statistics) for run in decoded],
         answered,
         [accuracy(answers, *statistics, task.settings["margin"]) for answers in answered],
     )

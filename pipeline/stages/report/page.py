@@ -90,12 +90,14 @@ def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comm
     source, target, settings = content.sources[at], content.targets[at], content.task.settings
     if "log" in source.tasks["distributions"].settings:
         return first_screen.log_advice(target)
-    speeds, busy = None, list[str]()
+    speeds = ratios = None
+    busy = list[str]()
     if content.decoded:
         task = source.tasks["decoding"]
         head = any(model.head is not None for model in task.runtime.models)
         engine = engines(content.decoded[at].runs, head, task.settings["lookup_match"])
         speeds = content.speeds[at].assign(engine=engine)
+        ratios = content.ratios[at]
         busy = signs_of_load(speeds)
     return advise(
         target.label,
@@ -105,6 +107,7 @@ def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comm
         settings["margin"] or 0.0,  # of answers that were scored
         busy=busy,
         command=command,
+        ratios=ratios,
     )
 
 
