@@ -96,15 +96,14 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
         PipelineError: a series of the first page is missing or smaller on the last, or the pages
             lack a count that the speed needs.
     """
-    texts = {path: _text(path) for path in (first, last)}
-    pages = {path: read_page(path, text) for path, text in texts.items()}
-    broken = _break_between(first.name, *(_series(path, text) for path, text in texts.items()))
+    early, late = (_series(path, _text(path)) for path in (first, last))
+    before, after = _sums(first, early), _sums(last, late)
+    broken = _break_between(first.name, early, late)
     if broken:
         raise PipelineError(f"{last} {broken}: ask again (ask.name=NAME)")
-    before, after = pages[first], pages[last]
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
     places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
-    by_place = [late - early for late, early in places]
+    by_place = [above - below for above, below in places]
     if after.engine == "llama.cpp":
         spent["requests"] = prompts or math.nan
         for name in ("passes", "most_passes", "emitted"):
@@ -145,19 +144,16 @@ def read_page(path: Path | str, text: str) -> Counts:
         PipelineError: it is of another engine, or of several engines or models, a line is no
             metric, or counts contradict each other.
     """
-    series = _series(path, text)
+    return _sums(path, _series(path, text))
+
+
+def _sums(path: Path | str, series: Series) -> Counts:
     read = {key: value for key, value in series.items() if _meaning(key[0])}
     engines = {name.partition(":")[0] for name, _ in read}
     models = {printable(dict(labels).get("model_name", "")) for _, labels in read} - {""}
     for what, found in (("metrics", engines), ("models", models)):
         if len(found) > 1:
             raise PipelineError(f"{path} holds {what} of {' and '.join(sorted(found))}: leave one")
-    if not read:
-        other = " of SGLang" if re.search("^sglang:", text, re.MULTILINE) else ""
-        raise PipelineError(
-            f"{path} has no counts of drafts or passes{other}: give a page of vLLM, or of "
-            "llama.cpp --metrics; SGLang counts them in its answers"
-        )
     sums: dict[str, float] = {}
     placed: dict[str, float] = {}
     for (name, labels), value in read.items():
@@ -229,7 +225,8 @@ def _series(path: Path | str, text: str) -> Series:
     """Return the series that are read, and when they began; the last line may be cut.
 
     Raises:
-        PipelineError: a line is no metric, or occurs twice, or a counter is no number from 0 on.
+        PipelineError: a line is no metric, or occurs twice, a counter is no number from 0 on, or
+            the page is of another engine.
     """
     series: Series = {}
     for number, line in enumerate(map(str.strip, text.split("\n")[:-1]), start=1):
@@ -256,4 +253,10 @@ def _series(path: Path | str, text: str) -> Series:
                 "expected"
             )
         series[key] = float(sample.value)
+    if not any(_meaning(name) for name, _ in series):
+        other = " of SGLang" if re.search("^sglang:", text, re.MULTILINE) else ""
+        raise PipelineError(
+            f"{path} has no counts of drafts or passes{other}: give a page of vLLM, or of "
+            "llama.cpp --metrics; SGLang counts them in its answers"
+        )
     return series

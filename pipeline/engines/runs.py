@@ -130,7 +130,7 @@ def read_run(path: Path, length: int | None = None) -> Run:
 def _drafts_are_full(counts: Counts) -> bool:
     """Whether counts by position end at the draft length.
 
-    SGLang's end at the longest accepted draft, and the tokens of a tree are more than its positions.
+    SGLang's end at the longest accepted draft, and a tree has more tokens than positions.
     """
     places = len(counts.by_place)
     return places > 0 and (counts.engine != "SGLang" or counts.drafted == counts.drafts * places)
