@@ -22,7 +22,7 @@ from pathlib import Path
 from analysis.statistics.bootstrap import Resampling
 from pipeline.config import composed, files_and_overrides, settings_of
 from pipeline.engines.answers import counted
-from pipeline.engines.runs import Run, compare, read_run, recommendation, screen
+from pipeline.engines.runs import Run, compare, read_run, recommendation, screen, untold
 from pipeline.errors import PipelineError, command
 
 USAGE = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
@@ -44,13 +44,14 @@ def main(arguments: Sequence[str]) -> None:
             resampling = Resampling(**vars(settings.statistics))
             speeds, notes = compare(runs[0], runs[1:], resampling)
             lines = [*screen(runs[1:], speeds), *notes]
+        lines += untold(runs)
         lines += [
             f"{run.path.name}: left out: {counted(run.counts.excluded)}"
             for run in runs
             if run.counts.excluded
         ]
         if len(runs) > 1:
-            lines += recommendation(runs[1:], speeds)
+            lines += recommendation(runs[0], runs[1:], speeds)
         else:
             lines.append("for the speed give the same server without drafts as well: BASE SPEC...")
         print("\n".join(lines))

@@ -19,7 +19,7 @@ from analysis.decoding.lookup import lookup_calls
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
-from pipeline.engines.counts import EngineAnswer
+from pipeline.engines.counts import REMEDIES, EngineAnswer
 from pipeline.engines.runs import Run
 from pipeline.errors import PipelineError
 from pipeline.models.compare import compare_logits, read_pair
@@ -152,6 +152,10 @@ class CheckedStudy:
 
     def checks(self, base: Run, run: Run) -> list[Check]:
         """Check a run with drafts beside one without."""
+        if run.counts.drafting is None:
+            raise PipelineError(
+                f"{run.path} counts no drafts: {REMEDIES.get(run.engine, REMEDIES['vLLM'])}"
+            )
         if not run.length:
             raise PipelineError(f"decoding.draft_length must be given: {run.path} does not tell it")
         alone, drafted = self._asked(base), self._asked(run)
@@ -232,7 +236,7 @@ class CheckedStudy:
             counts = asked.counts
             if counts.per_step is None:
                 beyond = min(counts.last_accepted, length)
-                replayed.add_sums(name, predicted, counts.accepted, beyond)
+                replayed.add_sums(name, predicted, int(counts.accepted), beyond)
                 continue
             calls = [(drafted, kept) for kept, drafted in counts.per_step]
             if self._config.drafter is not None:

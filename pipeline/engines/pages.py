@@ -12,24 +12,30 @@ only: a pass for which the drafter proposed nothing is in none of these counters
   token, which prefill emits;
 - of llama.cpp n_decode_total, times n_busy_slots_per_decode: prefill's passes are among them, as is
   the first token of each answer among tokens_predicted_total.
+
+A series is a counter with its labels: each engine of a data-parallel server, or each replica behind
+a router, has its own. Two pages are compared series by series, since a sum hides that one of them
+began again.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from pipeline.engines.answers import read_bytes
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import MOST_PLACES, Counts
 from pipeline.errors import PipelineError
 
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
-SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
-LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
-LABELS = re.compile(f"(?:{LABEL.pattern})*")
+PAGE = re.compile(r"# (HELP|TYPE) |(vllm|llamacpp|sglang):")  # begins one
+OTHER = ", other name"  # of what has another name now, or in a branch
 DRAFTS = {
     "spec_decode_num_drafts": "drafts",
     "spec_decode_num_draft_tokens": "drafted",
@@ -41,30 +47,41 @@ METRICS = {  # without _total: what is read of each
     | {
         "inter_token_latency_seconds_count": "passes",
         "inter_token_latency_seconds_sum": "seconds",
+        "time_per_output_token_seconds_count": "passes" + OTHER,
+        "time_per_output_token_seconds_sum": "seconds" + OTHER,
         "generation_tokens": "tokens",
         "time_to_first_token_seconds_count": "firsts",
+        "iteration_tokens_total_count": "engine_steps",
     },
     "llamacpp": DRAFTS
     | {
-        "n_decode": "passes",
+        "n_decode": "engine_steps",
         "n_busy_slots_per_decode": "slots",
         "tokens_predicted": "tokens",
         "tokens_predicted_seconds": "seconds",
-        "draft_verify_steps": "drafts",  # names of a branch
-        "draft_tokens": "drafted",
-        "draft_tokens_accepted": "accepted",
+        "draft_verify_steps": "drafts" + OTHER,
+        "draft_tokens": "drafted" + OTHER,
+        "draft_tokens_accepted": "accepted" + OTHER,
     },
 }
-COUNTED = ("drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds")
+GAUGES = ("slots",)  # of what is read; all else only grows while a server runs
+STARTED = "process_start_time_seconds"
+COUNTED = (
+    "drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds", "requests",
+    "engine_steps",
+)  # fmt: skip
+NEEDED = ("passes", "emitted", "seconds")
 MOST = 1e15  # of a counter; more is damage
+LONGEST = 10_000  # characters of a line; more are damage
 SHOWN = 60  # characters of a line in an error
+Labels = frozenset[tuple[str, str]]
+Series = dict[tuple[str, Labels], float]  # by name, without _total, and labels
 
 
 def page_of(path: Path) -> Counts | None:
     """Return the sums of a page, of NAME.after.txt less NAME.before.txt; None of another file."""
-    text = read_bytes(path).decode("utf-8-sig", errors="replace")
-    start = next((line for line in text.splitlines() if line.strip()), "")
-    if not start.startswith(("# HELP ", "# TYPE ", *(f"{prefix}:" for prefix in ENGINES))):
+    text = _text(path)
+    if PAGE.match(text.lstrip()) is None:
         return None
     before = path.with_name(path.name.replace(".after.", ".before."))
     if before != path and before.is_file():
@@ -73,24 +90,29 @@ def page_of(path: Path) -> Counts | None:
 
 
 def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
-    """Return the sums between two pages; llama.cpp counts prefill of `prompts`, and its tokens."""
-    texts = [read_bytes(path).decode("utf-8-sig", errors="replace") for path in (first, last)]
-    before, after = map(read_page, (first, last), texts)
+    """Return the sums between two pages; llama.cpp counts prefill of `prompts`, and its tokens.
+
+    Raises:
+        PipelineError: a series of the first page is missing or smaller on the last, or the pages
+            lack a count that the speed needs.
+    """
+    early, late = (_series(path, _text(path)) for path in (first, last))
+    before, after = _sums(first, early), _sums(last, late)
+    broken = _break_between(first.name, early, late)
+    if broken:
+        raise PipelineError(f"{last} {broken}: ask again (ask.name=NAME)")
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
     places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
-    by_place = [late - early for late, early in places]
+    by_place = [above - below for above, below in places]
     if after.engine == "llama.cpp":
+        spent["requests"] = prompts or math.nan
         for name in ("passes", "most_passes", "emitted"):
             spent[name] -= prompts
-    if any(math.isnan(value) for value in spent.values()):
+    if any(math.isnan(spent[name]) for name in NEEDED):
         raise PipelineError(
             f"{last} and {first.name} do not both count passes, tokens, seconds: give whole pages"
         )
-    if min([*spent.values(), *by_place]) < 0:
-        raise PipelineError(
-            f"{last} counts less than {first.name}: it was restarted: ask again (ask.name=NAME)"
-        )
-    if not min(spent[name] for name in ("passes", "emitted", "seconds")):
+    if not min(spent[name] for name in NEEDED) > 0:
         raise PipelineError(
             f"{last}: since {first.name} no answer got a second token, and only the passes for "
             "those are timed: ask for longer answers (distributions.steps=N ask.name=NAME)"
@@ -98,81 +120,143 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
     return replace(after, **spent, by_place=by_place)
 
 
+def _break_between(first: str, before: Series, after: Series) -> str:
+    """Return which series shows that a server was restarted or lost; empty where none does."""
+    for (name, labels), early in before.items():
+        inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels))
+        shown = printable(f"{name}{{{inside}}}" if inside else name)
+        late = after.get((name, labels))
+        if late is None:
+            return f"lacks {shown} of {first}: a server was lost, or the page was cut"
+        if name == STARTED or name.endswith("_created"):
+            if late != early:
+                return f"is of a server that was restarted after {first} ({shown} is another)"
+        elif late < early and _meaning(name) not in GAUGES:
+            fall = f"from {early:,.10g} to {late:,.10g}"
+            return f"counts less than {first}: a server was restarted ({shown} fell {fall})"
+    return ""
+
+
 def read_page(path: Path | str, text: str) -> Counts:
-    """Return the sums of a page."""
-    series = _series(path, text)
-    models = {dict(labels).get("model_name", "") for *_, labels in series} - {""}
-    for what, found in (("metrics", {engine for engine, *_ in series}), ("models", models)):
+    """Return the sums of a page over its series; NaN where it lacks a counter.
+
+    Raises:
+        PipelineError: it is of another engine, or of several engines or models, a line is no
+            metric, or counts contradict each other.
+    """
+    return _sums(path, _series(path, text))
+
+
+def _sums(path: Path | str, series: Series) -> Counts:
+    read = {key: value for key, value in series.items() if _meaning(key[0])}
+    engines = {name.partition(":")[0] for name, _ in read}
+    models = {printable(dict(labels).get("model_name", "")) for _, labels in read} - {""}
+    for what, found in (("metrics", engines), ("models", models)):
         if len(found) > 1:
-            raise PipelineError(
-                f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave one"
-            )
-    if not series:
-        raise PipelineError(
-            f"{path} has no counts of drafts or passes: give one of vLLM, or of llama.cpp --metrics"
-        )
-    engine = next(iter(series))[0]
+            raise PipelineError(f"{path} holds {what} of {' and '.join(sorted(found))}: leave one")
     sums: dict[str, float] = {}
     placed: dict[str, float] = {}
-    for (_, name, labels), value in series.items():
-        at = dict(labels).get("position", "")
-        into, key = (placed, at) if name == "by_place" else (sums, name)
+    for (name, labels), value in read.items():
+        meaning, position = _meaning(name), dict(labels).get("position", "")
+        into, key = (placed, position) if meaning == "by_place" else (sums, meaning)
         into[key] = into.get(key, 0.0) + value
-    missing = [name for name in ("drafts", "drafted", "accepted") if name not in sums]
-    if missing and (placed or len(missing) < 3):
-        raise PipelineError(f"{path} lacks the counter of {missing[0]}: give the whole page")
     if len(placed) > MOST_PLACES or set(placed) != set(map(str, range(len(placed)))):
+        positions = printable(", ".join(sorted(placed)))
         raise PipelineError(
-            f"{path} has {len(placed)} positions of drafts, {', '.join(sorted(placed)):.{SHOWN}}: "
-            f"all from 0 on were expected, at most {MOST_PLACES}"
+            f"{path} has {len(placed)} positions of drafts, {positions:.{SHOWN}}: all from 0 on "
+            f"were expected, at most {MOST_PLACES}"
         )
-    if sums.get("accepted", 0.0) > sums.get("drafted", 0.0):
+    by_place = [placed[str(position)] for position in range(len(placed))]
+    counts = _counts(engines.pop(), "".join(models), sums, by_place)
+    if counts.accepted > counts.drafted:  # NaN compares as false
         raise PipelineError(
-            f"{path}: {sums['accepted']:g} tokens were accepted of {sums['drafted']:g} drafted: "
-            "the counts contradict each other"
+            f"{path}: {counts.accepted:g} tokens were accepted of {counts.drafted:g} drafted: the "
+            "counts contradict each other"
         )
-    passes = sums.get("passes", math.nan) * sums.get("slots", 1.0)
-    first_tokens = sums.get("firsts", math.nan) if engine == "vllm" else 0.0
+    return counts
+
+
+def _counts(engine: str, model: str, sums: Mapping[str, float], by_place: list[float]) -> Counts:
+    def told(name: str, otherwise: float = math.nan) -> float:
+        return sums.get(name, sums.get(name + OTHER, otherwise))
+
+    engine_steps, requests = told("engine_steps"), told("firsts")
+    if engine == "vllm":
+        passes, emitted = told("passes"), told("tokens") - requests
+    else:
+        passes, emitted = engine_steps * told("slots", 1.0), told("tokens")
+    drafts, drafted, accepted = map(told, ("drafts", "drafted", "accepted"))
+    if engine == "vllm" and "tokens" in sums and math.isnan(drafts) and math.isnan(drafted):
+        # vLLM has these counters only where it drafts; older pages of llama.cpp never have them
+        drafts = drafted = accepted = 0.0
     return Counts(
         engine=ENGINES[engine],
-        model="".join(models),
-        drafts=sums.get("drafts", 0.0),
-        drafted=sums.get("drafted", 0.0),
-        accepted=sums.get("accepted", 0.0),
-        by_place=[placed[str(place)] for place in range(len(placed))],
+        model=model,
+        drafts=drafts,
+        drafted=drafted,
+        accepted=accepted,
+        by_place=by_place,
         passes=passes,
         most_passes=passes,
-        emitted=sums.get("tokens", math.nan) - first_tokens,
-        seconds=sums.get("seconds", math.nan),
+        emitted=emitted,
+        seconds=told("seconds"),
+        requests=requests,
+        engine_steps=engine_steps,
     )
 
 
-def _series(
-    path: Path | str, text: str
-) -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
-    """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut."""
-    series: dict[tuple[str, str, frozenset[tuple[str, str]]], float] = {}
+def _text(path: Path) -> str:
+    """Return a file's text; blank lines stand for the headers that curl -i saves before a page."""
+    text = read_bytes(path).decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+    blank = 0
+    while text.startswith("HTTP/"):
+        headers, _, text = text.partition("\n\n")
+        blank += headers.count("\n") + 2
+    return "\n" * blank + text
+
+
+def _meaning(name: str) -> str:
+    """Return what is read of a metric, empty where nothing is."""
+    engine, _, rest = name.partition(":")
+    return METRICS.get(engine, {}).get(rest, "")
+
+
+def _series(path: Path | str, text: str) -> Series:
+    """Return the series that are read, and when they began; the last line may be cut.
+
+    Raises:
+        PipelineError: a line is no metric, or occurs twice, a counter is no number from 0 on, or
+            the page is of another engine.
+    """
+    series: Series = {}
     for number, line in enumerate(map(str.strip, text.split("\n")[:-1]), start=1):
         if not line or line.startswith("#"):
             continue
-        place, match = f"{path}, line {number}", SAMPLE.fullmatch(line)
-        if match is None:
-            raise PipelineError(f"{place} is no metric ({line[:SHOWN]!r}): give the engine's page")
-        name, inside, shown = match.groups(default="")
-        engine, _, own = name.removesuffix("_total").partition(":")
-        if (meaning := METRICS.get(engine, {}).get(own)) is None:
-            continue
-        if LABELS.fullmatch(inside) is None:
-            raise PipelineError(f"{place}: the labels {{{inside[:SHOWN]}}} can't be read")
-        key = (engine, meaning, frozenset(LABEL.findall(inside)))
-        if key in series:
-            raise PipelineError(f"{place}: {name} occurs twice: give one page")
+        place = f"{path}, line {number}"
         try:
-            series[key] = float(shown)
-        except ValueError:
-            series[key] = math.nan
-        if not 0 <= series[key] <= MOST:
+            if len(line) > LONGEST:
+                raise ValueError
+            ((sample,),) = (family.samples for family in text_string_to_metric_families(line))
+        except (ValueError, IndexError):
             raise PipelineError(
-                f"{place}: {name} is {shown[:SHOWN]}: a number from 0 to {MOST:g} was expected"
+                f"{place} is no metric ({line[:SHOWN]!r}): give the engine's page"
+            ) from None
+        name = sample.name.removesuffix("_total")
+        if name != STARTED and not _meaning(name.removesuffix("_created")):
+            continue
+        key = (name, frozenset(sample.labels.items()))
+        if key in series:
+            raise PipelineError(f"{place}: {sample.name} occurs twice: give one page")
+        if not 0 <= sample.value <= MOST:
+            raise PipelineError(
+                f"{place}: {sample.name} is {sample.value:g}: a number from 0 to {MOST:g} was "
+                "expected"
             )
+        series[key] = float(sample.value)
+    if not any(_meaning(name) for name, _ in series):
+        other = " of SGLang" if re.search("^sglang:", text, re.MULTILINE) else ""
+        raise PipelineError(
+            f"{path} has no counts of drafts or passes{other}: give a page of vLLM, or of "
+            "llama.cpp --metrics; SGLang counts them in its answers"
+        )
     return series

@@ -2,36 +2,49 @@
 
 A run is a file of answers, or a page of /metrics. Seconds are, where both runs have them of every
 answer, those of decoding by the engine's clock (llama.cpp), else those of whole requests
-(`pipeline.ask`), with an interval over prompts; else those of the pages, without one. The servers
-must have answered the same requests at the same load.
+(`pipeline.ask`), with an interval over prompts; else those of the pages, with a rough interval from
+their numbers of requests. The servers must have answered the same requests at the same load: where
+the counts show that they did not, nothing is recommended.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 
-from analysis.decoding.metrics import formula_speedup
-from analysis.decoding.speed import speed_bootstrap, speedups
+from analysis.decoding.draft_length import best_length, costs_by_length, drafting_pass_cost
+from analysis.decoding.speed import LEAST_VERIFY_RATIO, speed_bootstrap, speedups
 from analysis.report.text import interval_text
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.trajectories import acceptance_by_position
-from pipeline.engines.answers import read_bytes
-from pipeline.engines.counts import Counts, read_sums
+from pipeline.engines.answers import printable, read_bytes
+from pipeline.engines.counts import REMEDIES, Counts, read_sums
 from pipeline.engines.pages import page_difference, page_of
 from pipeline.errors import PipelineError
 
-LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
+VLLM_KEY = "num_speculative_tokens"
+FLAGS = {  # that set drafts of n tokens
+    "vLLM": (VLLM_KEY, "--speculative-config '{{..., \"" + VLLM_KEY + "\": {n}}}'"),
+    "llama.cpp": ("--spec-draft-n-max", "--spec-draft-n-max {n}"),
+    "SGLang": (
+        "--speculative-num-steps",
+        "--speculative-num-steps {n} --speculative-num-draft-tokens {more} "
+        "--speculative-eagle-topk 1",
+    ),
+}
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
+SAME_LOAD = 1.5  # times as many requests at once; answers of other lengths leave other gaps
 IMPLAUSIBLE = 20  # passes that a step costs
-SURE = 1.1  # a gain without an interval, above which drafts are recommended without a doubt
+ROUGH_SPREAD = 0.3  # standard deviation of a request's log seconds per token: docs/engine.md
+SURE = 1.1  # a gain of two pages, from which on drafts are recommended
 CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole requests"}
 
 
@@ -43,6 +56,18 @@ class Run:
     length: int | None  # of a full draft; 0 without drafts, None where it is not told
     counts: Counts  # of its answers, or its page
     page: Counts | None  # the page, or the difference of those beside the answers
+    record: Mapping[str, Any]  # that pipeline.ask wrote; empty without one
+
+    @property
+    def engine(self) -> str:
+        """The engine, empty where nothing tells it."""
+        recorded = self.record.get("engine")
+        return self.counts.engine or (recorded if recorded in REMEDIES else "")
+
+    @property
+    def tokens(self) -> float:
+        """The tokens after each answer's first one."""
+        return self.counts.emitted if self.page is None else self.page.emitted
 
     @property
     def acceptance(self) -> tuple[list[float], float]:
@@ -70,11 +95,16 @@ class Speed(NamedTuple):
     low: float = math.nan
     high: float = math.nan
     cost: float = math.nan
+    rough: bool = False  # the interval is from the number of requests alone
+    compares: bool = True  # with the base
 
     def __str__(self) -> str:
         if math.isnan(self.times):
             return "-"
-        return interval_text(self.times, self.low, self.high, unit=" times", apart=[1])
+        if math.isnan(self.low):
+            return f"{self.times:.2f} times"
+        unit = " times, roughly" if self.rough else " times"
+        return interval_text(self.times, self.low, self.high, unit=unit, apart=[1])
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
@@ -89,10 +119,35 @@ def read_run(path: Path, length: int | None = None) -> Run:
         if page is not None and counts.by_place:
             passes = page.passes
             counts = replace(counts, passes=passes, most_passes=passes, emitted=page.emitted)
-        elif page is not None and (page.drafts or not counts.engine):
+        elif page is not None and (page.drafts > 0 or counts.drafting is None):
             counts = replace(page, answers=counts.answers, excluded=counts.excluded)
-    told = len(counts.by_place) or length
-    return Run(path, told if counts.drafts and counts.drafted else 0, counts, page)
+    if counts.drafting is False:
+        length = 0
+    elif _drafts_are_full(counts):
+        length = len(counts.by_place)
+    return Run(path, length, counts, page, _record(path))
+
+
+def _drafts_are_full(counts: Counts) -> bool:
+    """Whether counts by position end at the draft length.
+
+    SGLang's end at the longest accepted draft, and a tree has more tokens than positions.
+    """
+    places = len(counts.by_place)
+    return places > 0 and (counts.engine != "SGLang" or counts.drafted == counts.drafts * places)
+
+
+def _record(path: Path) -> Mapping[str, Any]:
+    """Return what `pipeline.ask` wrote beside answers or a page; nothing where it did not."""
+    name = path.name.removesuffix(".jsonl").removesuffix(".after.txt")
+    record = path.with_name(f"{name}.json")
+    if name == path.name or not record.is_file():
+        return {}
+    try:
+        read = json.loads(read_bytes(record))
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _page_beside(path: Path, answers: int) -> Counts | None:
@@ -100,12 +155,11 @@ def _page_beside(path: Path, answers: int) -> Counts | None:
     first, last, record = (path.with_suffix(end) for end in (".before.txt", ".after.txt", ".json"))
     if path.suffix != ".jsonl" or not all(file.is_file() for file in (first, last, record)):
         return None
-    try:
-        covered = json.loads(read_bytes(record))["answers_of_pages"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+    covered = _record(path).get("answers_of_pages")
+    if covered is None:
         raise PipelineError(
             f"{record} has no answers_of_pages, which pipeline.ask writes: ask again, ask.name=NAME"
-        ) from None
+        )
     return page_difference(first, last, answers) if covered == answers else None
 
 
@@ -114,50 +168,118 @@ def compare(
 ) -> tuple[list[Speed], list[str]]:
     """Return the speed and the cost of a step of each run, and what the reader must know of them.
 
-    The base is without drafts. Intervals, over prompts, hold for all runs together.
+    The base is without drafts. Intervals hold for all runs together.
     """
-    if base.length != 0:
+    if base.counts.drafting:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
-    speeds, notes = [], []
     for run in runs:
-        if run.length == 0:
+        if run.counts.drafting is False:
             raise PipelineError(
-                f"{run.path} counts no drafts: start this server with a drafter (llama.cpp's older "
-                "/metrics count none: give its answers; vLLM's answers count them with "
-                "--per-request-spec-decode-metrics detailed)"
+                f"{run.path} counts no drafts: start this server with a drafter, or "
+                "give what counts them (vLLM's answers with --per-request-spec-decode-metrics "
+                "detailed)"
             )
-        engines = base.counts.engine, run.counts.engine
-        if all(engines) and len({*engines}) > 1:
+        if base.engine and run.engine and base.engine != run.engine:
             raise PipelineError(
-                f"{base.path} is of {engines[0]} and {run.path} of {engines[1]}: give those of one"
+                f"{base.path} is of {base.engine} and {run.path} of {run.engine}: give those of one"
             )
-        speed = gain(base.page, run.page) if base.page and run.page else Speed(math.nan)
-        if base.page and run.page:
-            models = base.page.model, run.page.model
-            if all(models) and models[0] != models[1]:
-                notes.append(f"{base.path.name} is of {models[0]}, {run.path.name} of {models[1]}")
-            tokens = base.page.emitted, run.page.emitted
-            if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:
-                notes.append(
-                    f"{base.path.name} counts {tokens[0]:,.0f} tokens and {run.path.name} "
-                    f"{tokens[1]:,.0f}: other requests, or a server that was restarted"
-                )
-        if speed.cost <= 0:
-            notes.append(f"{run.path.name}: a step would cost {speed.cost:.2f} passes")
-            speed = speed._replace(cost=math.nan)
-        elif speed.cost > IMPLAUSIBLE:
-            notes.append(
-                f"{run.path.name}: a step costs {speed.cost:.0f} passes, as in a server that still "
-                "compiles"
-            )
-        speeds.append(speed)
+    clock, speeds = _speeds(base, runs, statistics)
+    notes = [f"speed beside the target alone: {clock}"] if clock else []
+    for i, run in enumerate(runs):
+        doubts = _differences(base, run) + _doubts_of_cost(run, speeds[i].cost)
+        notes += doubts
+        speeds[i] = speeds[i]._replace(compares=not doubts)
+    return speeds, notes
+
+
+def _speeds(base: Run, runs: Sequence[Run], statistics: Resampling) -> tuple[str, list[Speed]]:
+    """Return the clock, and the speed of each run by it with the cost of a step."""
+    none = Speed(math.nan)
+    pages = [gain(base.page, run.page) if base.page and run.page else none for run in runs]
     clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
-    if of_answers is not None:
-        costs = [speed.cost for speed in speeds]
-        speeds = [Speed(*row) for row in np.column_stack([of_answers, costs]).tolist()]
-    elif not all(math.isnan(speed.times) for speed in speeds):
-        clock = "sums of the pages, prefill left out; without an interval"
-    return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes
+    if of_answers is None:
+        if all(math.isnan(speed.times) for speed in pages):
+            return "", pages
+        z = float(norm.ppf(1 - (1 - statistics.confidence) / 2 / len(runs)))
+        for i, run in enumerate(runs):
+            if base.page and run.page:
+                pages[i] = _roughly(pages[i], (base.page.requests, run.page.requests), z)
+        return "sums of the pages, prefill left out", pages
+    speeds = []
+    for row, of_page, run in zip(of_answers.tolist(), pages, runs, strict=True):
+        cost = of_page.cost
+        if math.isnan(cost):
+            cost = _cost_from_speed(run.counts, row[0])
+        speeds.append(Speed(row[0], row[1], row[2], cost))
+    return clock, speeds
+
+
+def _cost_from_speed(counts: Counts, times: float) -> float:
+    """Return the cost of a step that explains a speed; prefill, which has no draft, raises it."""
+    passes = (counts.passes + counts.most_passes) / 2
+    if not passes > 0:  # NaN compares as false
+        return math.nan
+    return drafting_pass_cost(counts.emitted / passes / times, counts.drafts / passes)
+
+
+def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
+    """Return a speed with an interval from the numbers of requests alone; none where not told."""
+    if not all(n > 0 for n in requests):  # NaN compares as false
+        return speed
+    half = z * ROUGH_SPREAD * math.sqrt(sum(1 / n for n in requests))
+    ends = speed.times * math.exp(-half), speed.times * math.exp(half)
+    return speed._replace(low=ends[0], high=ends[1], rough=True)
+
+
+def _differences(base: Run, run: Run) -> list[str]:
+    """Return why two runs do not compare: another model, other requests, another load."""
+    names, found = (base.path.name, run.path.name), []
+    if base.page and run.page:
+        models = base.page.model, run.page.model
+        if all(models) and models[0] != models[1]:
+            found.append(f"{names[0]} is of {models[0]}, {names[1]} of {models[1]}")
+    tokens = _tokens_of_both(base, run)
+    if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:  # NaN compares as false
+        found.append(
+            f"{names[0]} counts {tokens[0]:,.0f} tokens and {names[1]} {tokens[1]:,.0f}: other "
+            "requests, or a server that was restarted"
+        )
+    at_once = base.record.get("concurrent"), run.record.get("concurrent")
+    if None not in at_once:
+        if at_once[0] != at_once[1]:
+            asked = [printable(number) for number in at_once]
+            found.append(
+                f"{names[0]} was asked with {asked[0]} at once and {names[1]} with {asked[1]}: the "
+                "speed is that of another load"
+            )
+    elif base.page and run.page:
+        loads = base.page.load, run.page.load
+        if max(loads) > SAME_LOAD * min(loads):
+            found.append(
+                f"{names[0]} served {loads[0]:.1f} requests a step and {names[1]} {loads[1]:.1f}: "
+                "the speed is that of another load"
+            )
+    return found
+
+
+def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
+    """Return each run's tokens, of the answers that both have or of all."""
+    both = [name for name in base.counts.answers if name in run.counts.answers]
+    if not both:
+        return base.tokens, run.tokens
+    sizes = [[of.counts.answers[name].size or math.nan for name in both] for of in (base, run)]
+    return sum(sizes[0]), sum(sizes[1])
+
+
+def _doubts_of_cost(run: Run, cost: float) -> list[str]:
+    """Return why the cost of a step can't be right."""
+    if cost < LEAST_VERIFY_RATIO:
+        why = "less than a pass of the target alone: it had another load, or a busy machine"
+        return [f"{run.path.name}: a step would cost {cost:.2f} passes, {why}"]
+    if cost > IMPLAUSIBLE:
+        why = "as in a server that still compiles"
+        return [f"{run.path.name}: a step costs {cost:.0f} passes, {why}"]
+    return []
 
 
 def gain(base: Counts, run: Counts) -> Speed:
@@ -193,7 +315,7 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np
     return "", None
 
 
-def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
+def recommendation(base: Run, runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
     """Return the recommended draft length, which to measure next, and the engine's flags."""
     pairs = list(zip(runs, speeds, strict=True))
     known = [(run, speed) for run, speed in pairs if run.length and not math.isnan(speed.times)]
@@ -208,44 +330,78 @@ def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
             f"no recommendation: {'; '.join(missing)}: give two pages of /metrics, or two files of "
             "answers that python -m pipeline.ask saved"
         ]
+    known = [(run, speed) for run, speed in known if speed.compares]
+    if not known:
+        return [
+            f"no recommendation: no run compares with {base.path.name} (see above): send the same "
+            "requests to both servers, as many at once"
+        ]
     run, speed = max(known, key=lambda pair: pair[1].times)
     length = run.length or 0
-    name = LENGTH_NAMES.get(run.counts.engine, "num_speculative_tokens")
-    following = _following(run, speed, {other.length for other, _ in known})
+    name, flags = FLAGS.get(run.engine, ("draft length", ""))
+    following = _following(known)
     if speed.times <= 1:
-        best = f"the best length measured, {name} = {length}, is {speed} as fast"
-        return [f"no drafts: {best}{following}"]
-    sentence = f"{name} = {length}: {speed}"
+        told = f"{speed.times:.2f} times" if speed.rough else str(speed)
+        return [
+            f"no drafts: the best length measured, {name} = {length}, is {told} as fast{following}"
+        ]
+    doubt = _doubt(speed)
+    if doubt:
+        return [f"{doubt}: {name} = {length}: {speed}{following}"]
+    lines = [f"{name} = {length}: {speed}{following}"]
+    if flags:
+        set_by = flags.format(n=length, more=length + 1)
+        lines.append(f"flags: {set_by}, the rest as in {run.path.name}'s server")
+    return lines
+
+
+def _doubt(speed: Speed) -> str:
+    """Return why a gain is not sure, empty where it is."""
     if speed.low <= 1:
-        sentence = f"not decided, the interval holds 1: {sentence}"
-    elif math.isnan(speed.low) and speed.times < SURE:
-        sentence = f"not decided, below {SURE:g} and without an interval: {sentence}"
-    flag = f"{name} {length}"
-    if not name.startswith("-"):  # a key of vLLM's
-        flag = f"--speculative-config '{{..., \"{name}\": {length}}}'"
-    flags = f"flags: {flag}, the rest as in {run.path.name}'s server"
-    return [f"{sentence}{following}", flags]
+        return f"not decided, the {'rough ' if speed.rough else ''}interval holds 1"
+    if math.isnan(speed.low):
+        return "not sure, two pages without a count of requests give no interval"
+    if speed.rough and speed.times < SURE:
+        return f"not sure, a gain of two pages below {SURE:g}"
+    return ""
 
 
-def _following(run: Run, speed: Speed, measured: Collection[int | None]) -> str:
-    """Return which length to measure next: the closed form's best, at the cost of this run's steps.
+def _following(known: Sequence[tuple[Run, Speed]]) -> str:
+    """Return which length to measure next, by the acceptance of the longest drafts.
 
-    Without a cost it is the one that explains the speed, prefill left out.
+    A length costs what was measured, or what lies between; one more than the longest is tried.
     """
-    _, rate = run.acceptance
-    if math.isnan(rate):
+    by_speed = sorted(known, key=lambda pair: pair[1].times)  # of one length the fastest counts
+    costs = {run.length or 1: speed.cost for run, speed in by_speed if not math.isnan(speed.cost)}
+    longest = max((run for run, _ in known), key=lambda run: run.length or 0)
+    rates = [min(rate, 1.0) for rate in longest.acceptance[0]]
+    unknown = next((at for at, rate in enumerate(rates) if math.isnan(rate)), len(rates))
+    if not costs or not unknown:
         return ""
-    length = run.length or 1
-    cost = speed.cost
-    if math.isnan(cost):
-        cost = run.counts.tokens_per_pass[0] / speed.times
-    rho = max(cost - 1, 0) / length
-    best = max(range(length + 2), key=lambda n: formula_speedup(min(rate, 1.0), n, rho))
+    lengths = {run.length for run, _ in known}
+    length = longest.length or 1
+    best = best_length(rates[:unknown], costs_by_length(costs, length + 1))
     if best == 0:
+        measured = max(costs)
+        rho = (costs[measured] - 1) / measured
         return (
-            f"; a drafted token costs {rho:.2f} passes and {rate:.2f} are accepted: no length pays"
+            f"; a drafted token costs {rho:.2f} passes and {longest.acceptance[1]:.2f} are "
+            "accepted: no length pays"
         )
-    return "" if best in measured else f"; {best} was not measured, ask with {best} next"
+    return "" if best in lengths else f"; {best} was not measured, ask with {best} next"
+
+
+def untold(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run that does not tell whether anything was drafted."""
+    lines = []
+    for run in runs:
+        if run.counts.drafting is None:
+            remedy = REMEDIES.get(run.engine) or ", ".join(REMEDIES.values())
+            lines.append(
+                f"{run.path.name} does not count drafts, so what is not known is shown as -: "
+                f"{remedy}, or give the page of /metrics"
+            )
+    return lines
 
 
 def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
@@ -255,9 +411,9 @@ def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
         counts, (rates, _) = run.counts, run.acceptance
         row = {
             "run": run.path.name,
-            "drafts of": "?" if run.length is None else run.length or "none counted",
-            "accepted by position": " ".join(f"{rate:.3f}" for rate in rates) or "-",
-            "accepted of drafted": f"{counts.accepted:,.0f} of {_shown(',.0f', counts.drafted)}",
+            "drafts of": "-" if run.length is None else run.length or "none",
+            "accepted by position": " ".join(_shown(".3f", rate) for rate in rates) or "-",
+            "accepted of drafted": _accepted(counts),
             "tokens": _shown(",.0f", counts.emitted),
             "passes": _shown(",.0f", counts.passes, counts.most_passes),
             "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
@@ -268,6 +424,12 @@ def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
             row["speed"] = str(speeds[i])
         rows.append(row)
     return pd.DataFrame(rows).to_string(index=False).splitlines()
+
+
+def _accepted(counts: Counts) -> str:
+    if counts.drafting is None:
+        return "-"
+    return f"{_shown(',.0f', counts.accepted)} of {_shown(',.0f', counts.drafted)}"
 
 
 def _shown(form: str, *ends: float) -> str:
