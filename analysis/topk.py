@@ -20,7 +20,7 @@ CHECKED = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 TOLERANCE = 1e-9  # allowed in the sum of the masses: float64 stays far below it, float32 does not
 PRINTED = 1e-6  # error allowed in sums of printed, or of float32, probabilities
-ROUNDING = 1e-12  # of sums of probabilities, far above that of float64
+ROUNDING = 1e-12  # of probabilities, their logarithms and sums; far above that of float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,8 @@ class TopK:
         All but the raw logits are at the given temperature, and `log_tail` is good to 1e-9.
 
         Raises:
-            ValueError: a shape, type or temperature is impossible, or a step does not sum to 1.
+            ValueError: a shape, type or temperature is impossible, a step does not sum to 1, or the
+                tokens that are not stored have a larger mass than they can have.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(_as_rows("top_logits", top_logits))
@@ -144,9 +145,13 @@ class TopK:
         dist = cls(
             ids, logits, **columns, vocab_size=int(vocab_size), temperature=_above_zero(temperature)
         )
-        total = np.exp(dist.log_tail) + _stored_mass(dist, logits)
+        tail, (mass, least) = np.exp(dist.log_tail), _stored_mass(dist, logits)
+        total = tail + mass
         allowed = f"columns with which it is 1, within {TOLERANCE:g}"
         _refuse("sum of probabilities", total, np.abs(total - 1.0) <= TOLERANCE, allowed)
+        most = (dist.vocab_size - dist.k) * least + TOLERANCE
+        allowed = "the log of a mass that tokens behind rank K can have, each at most as probable"
+        _refuse("log_tail", dist.log_tail, tail <= most, allowed)
         _refuse("entropy", dist.entropy, dist.entropy >= -TOLERANCE, "nats, at least 0")
         return dist
 
@@ -161,17 +166,25 @@ class TopK:
 
         `log_probs` (N, K) are natural logarithms, in descending order, `error` the largest error of
         each, a number or (N, K). A larger vocabulary is sound too, and makes intervals wider.
+        Values above 0 by the rounding of float32 count as 0.
 
         Raises:
-            ValueError: shapes disagree, values rise, or sums of probabilities are too large.
+            ValueError: shapes disagree, values rise or are above 0, an error is below 0 or not
+                finite, or sums of probabilities are too large.
 
         >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
         2
         """
         values = _as_rows("log_probs", log_probs).astype(np.float64)
-        off = np.broadcast_to(np.asarray(error, dtype=np.float64), values.shape)
+        off = np.asarray(error, dtype=np.float64)
+        if off.shape not in ((), values.shape):
+            raise ValueError(f"error is {off.shape}: give a number, or {values.shape} numbers")
+        off = np.broadcast_to(off, values.shape)
         ids = np.asarray(top_ids, dtype=np.int32)
         _check_shapes(ids, values, vocab_size)
+        _refuse("error", off, (off >= 0) & np.isfinite(off), "nats, at least 0")
+        _refuse("log_probs", values, values <= PRINTED, "natural logarithms of probabilities")
+        values = np.minimum(values, 0.0)
         _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
         least = np.exp(values - off).sum(axis=1)
         _refuse("sum of probabilities", least, least <= 1.0 + PRINTED, "at most 1")
@@ -185,8 +198,17 @@ class TopK:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, steps: slice | NDArray[np.intp]) -> TopK:
-        """Return a selection of the steps: views for a slice, copies for indices."""
+    def __getitem__(self, steps: int | slice | NDArray[Any]) -> TopK:
+        """Return a selection of the steps: views for a number or a slice, copies for indices.
+
+        Raises:
+            IndexError: there is no such step, or `steps` are not (n,) indices or (N,) booleans.
+        """
+        if isinstance(steps, int | np.integer):
+            first = range(len(self))[steps]
+            steps = slice(first, first + 1)
+        if not isinstance(steps, slice) and np.ndim(steps) != 1:
+            raise IndexError(f"steps={steps!r:.40}: give a number, a slice, or (n,) indices")
         stored = [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
         arrays: Any = {name: x[steps] for name, x in stored if isinstance(x, np.ndarray)}
         return replace(self, **arrays)
@@ -215,7 +237,8 @@ class TopK:
     def prob_range(self) -> tuple[Floats, Floats]:
         """The (N, K) ends exp(l -+ `log_prob_error`), made to fall along a row as p does."""
         assert self.log_prob_error is not None
-        low, high = self.log_probs - self.log_prob_error, self.log_probs + self.log_prob_error
+        off = self.log_prob_error + ROUNDING
+        low, high = self.log_probs - off, self.log_probs + off
         low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
         high = np.minimum.accumulate(high, axis=1)
         return np.exp(low), np.minimum(np.exp(high), 1.0)
@@ -227,7 +250,7 @@ class TopK:
         if not others:
             return np.zeros(len(self)), np.zeros(len(self))
         least, most = (1.0 - part.sum(axis=1) for part in (high, low))
-        most = np.minimum(most + ROUNDING, others * high[:, -1])
+        most = np.minimum(np.maximum(most + ROUNDING, 0.0), others * high[:, -1])
         return np.minimum(np.maximum(least - ROUNDING, 0.0), most), most
 
     @cached_property
@@ -246,7 +269,8 @@ class TopK:
             last = np.where(least > 0, -least * np.log(high[:, -1]), 0.0)
             mass = np.minimum(most, others / np.e)
             even = np.where(mass > 0, mass * (np.log(others) - np.log(mass)), 0.0)
-        return at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
+        lowest, highest = at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
+        return np.maximum(lowest - ROUNDING, 0.0), highest + ROUNDING
 
     @cached_property
     def top_probability(self) -> Floats:
@@ -269,6 +293,9 @@ def _stored_count(k: int | None, size: int) -> int:
 
 
 def _check_shapes(ids: NDArray[Any], values: NDArray[Any], vocab_size: int) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"ids has {wrong}: give token ids in [0, {vocab_size - 1}]")
     if ids.shape != values.shape or values.shape[1] > vocab_size:
         raise ValueError(
             f"ids {ids.shape} and values {values.shape} of {vocab_size} tokens: give both as "
@@ -330,14 +357,16 @@ def _surprise(p: Floats) -> Floats:
         return np.where(p > 0, -p * np.log(p), 0.0)
 
 
-def _stored_mass(dist: TopK, logits: NDArray[Any]) -> Floats:
-    """Return the (N,) sums of the stored probabilities, a few rows at a time."""
-    rows, mass = max(1, CHECKED // dist.k), np.empty(len(dist))
+def _stored_mass(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Return the (N,) sums and the least of the stored probabilities, a few rows at a time."""
+    rows, mass, least = max(1, CHECKED // dist.k), np.empty(len(dist)), np.empty(len(dist))
     for start in range(0, len(dist), rows):
         part = logits[start : start + rows]
         below = (part - part[:, :1].astype(np.float64)) / dist.temperature
-        mass[start : start + rows] = np.exp(below).sum(axis=1)
-    return mass * dist.top_probability
+        weight = np.exp(below)
+        mass[start : start + rows] = weight.sum(axis=1)
+        least[start : start + rows] = weight[:, -1]
+    return mass * dist.top_probability, least * dist.top_probability
 
 
 def _refuse(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:

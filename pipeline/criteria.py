@@ -52,8 +52,12 @@ def rule_entries(rule: Rule) -> dict[str, Any]:
 
 
 def judged_by_logs(rule: Rule) -> bool:
-    """Whether a rule can be judged by rounded log-probabilities: no raw logits, no own counts."""
-    return isinstance(rule, Tree) or type(rule).accepted_count is Rule.accepted_count
+    """Whether a rule may be judged by rounded log-probabilities: a built-in count reads raw logits.
+
+    Rules of the user's are tried, and `certify` refuses by name what they do not allow.
+    """
+    counts = type(rule).accepted_count is not Rule.accepted_count
+    return rule.own or isinstance(rule, Tree) or not counts
 
 
 def _by_name(criteria: Any) -> dict[str, list[Rule]]:

@@ -84,6 +84,8 @@ def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str])
         low, high = (row[name] for name in limits(value))
         text = f"{row[value]:.4g}" + (f" [{low:.4g}, {high:.4g}]" if low < high else "")
         cell = UNDEFINED if math.isnan(row[value]) else text
+        if row.get("any_setting"):
+            cell = "any"
         wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
     return list(wide.values())
 
@@ -127,7 +129,7 @@ class SolvedTarget:
                         "rule": searched.name, "kind": kind, "wanted": name,
                         "parameter": searched.parameter,
                         **_interval("value", found.value, found.ci_low, found.ci_high),
-                        "reached": found.reached,
+                        "reached": found.reached, "any_setting": found.any_setting,
                     }  # fmt: skip
 
     def _has(self, searched: ParameterRange) -> bool:

@@ -62,6 +62,7 @@ class Solution(NamedTuple):
     ci_high: float
     # share or tokens per call at this value, or at the end of the range; NaN without a call
     reached: float
+    any_setting: bool = False  # whether the strict end of the range is enough, in resamples too
 
 
 def solve(
@@ -170,7 +171,9 @@ def _solve(
             math.nan if at is None else searched.value(setting(at)) for at in (found, *ends)
         )
         rule = None if found is None else setting(found)
-        return Solution(rule, value, low, high, reached(last if found is None else found)[0])
+        reaches = reached(last if found is None else found)[0]
+        any_setting = found == 0 and ends == [0, 0]
+        return Solution(rule, value, low, high, reaches, any_setting)
 
     return [solution(goal) for goal in goals]
 

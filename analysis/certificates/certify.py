@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import RuleError
-from ..rule_base import UNKNOWN, Counts, Cut, Rule
+from ..rule_base import UNKNOWN, Rule
 from ..rule_config import check_k
 from ..rules import Tree
 from ..topk import Floats, TopK
 from .intervals import certify_forms, certify_rounded
 from .kernel import Certificates
+from .rule_range import checked_form
 
 __all__ = ["Certificates", "certify", "extremal_draft"]
 
@@ -59,7 +59,7 @@ def certify(
     check_k(rules, dist.k, dist.vocab_size)
     if dist.log_prob_error is not None:
         return certify_rounded(dist, rules)
-    return certify_forms(dist, [_form(dist, rule) for rule in rules])
+    return certify_forms(dist, [checked_form(dist, rule) for rule in rules])
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
@@ -92,21 +92,6 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     return q, float(cost[0])
 
 
-def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
-    """Return a rule's test, whose limit on ranks leaves a stored token to reject."""
-    if isinstance(rule, Tree):
-        return rule
-    form = rule.form(dist)
-    if isinstance(form, Cut):
-        ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
-        if dist.k < min(ranks, dist.vocab_size):
-            raise RuleError(
-                f"rule {rule.label!r} accepts up to rank {ranks - 1}, so its minimum_k must be "
-                f"{ranks}; K={dist.k} are stored"
-            )
-    return form
-
-
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region)."""
     size, steps = dist.vocab_size, len(dist)
@@ -119,7 +104,9 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
         raise ValueError("rounded log-probabilities are certified by rules only, not by accepted")
     accepted = np.broadcast_to(accepted, (steps, size))
     stored = np.take_along_axis(accepted, dist.ids, axis=1)
-    beyond = np.where(accepted.all(axis=1), size, UNKNOWN)  # where all stored ones are accepted
+    # where all stored ones are accepted: as many, if none of the others is
+    beyond = np.where(accepted.sum(axis=1) == dist.k, dist.k, UNKNOWN)
+    beyond = np.where(accepted.all(axis=1), size, beyond)
     first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
     own = first == 0
     result = certify_forms(dist, [np.where(own, 1, first)])

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import RuleError
 from ..rule_base import UNKNOWN, Counts, Cut, Rule
 from ..rules import Tree
 from ..topk import Floats, TopK
 from .bounds import phi
 from .kernel import Certificates, certify_stored
+from .rule_range import AcceptanceRange, acceptance_range, checked_form
 
 MARGIN = 1e-12  # relative widening of an interval, far above the error of M
 TAIL_ERROR = 1e-9  # relative error allowed in T
@@ -125,6 +125,7 @@ def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fitting = np.clip(np.ceil(mass / theta) - 1.0, 0.0, n)
     most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))  # that can exceed theta
+    most = np.where(theta >= stored.p0, 0.0, most)  # no token exceeds p0; x0 passes even so
     j = np.minimum(most, n - 1.0)
     high = np.minimum(np.minimum(np.maximum(theta, 0.0), mass), p_k)
     low = np.minimum(np.maximum(0.0, least - j * p_k) / (n - j), high)
@@ -181,70 +182,67 @@ def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
 
 
 def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
-    """Return the certificates of steps with a `log_prob_error` under thresholds and trees.
+    """Return the certificates of steps with a `log_prob_error`.
 
     The accepted counts are those of the printed values. They may differ from the true ones where
     a probability is as close to a threshold as its error; the ends allow for that.
 
     Raises:
-        ValueError: a rule compares raw logits or returns counts.
+        ValueError: a rule compares raw logits, or its test is not monotone in p0 and the entropy,
+            or depends on more (`rule_range`).
     """
     printed = replace(dist, log_prob_error=None)
-    forms = [rule if isinstance(rule, Tree) else rule.form(printed) for rule in rules]
-    result = certify_forms(printed, forms)
-    (low, high), (least, most) = dist.prob_range, dist.entropy_range
-    # the corners where the fewest and where the most tokens are accepted: p0 is at one end, the
-    # other tokens and the entropy are at the opposite ends
-    strict = _corner(printed, np.column_stack([high[:, 0], low[:, 1:]]), entropy=least)
-    relaxed = _corner(printed, np.column_stack([low[:, 0], high[:, 1:]]), entropy=most)
+    result = certify_forms(printed, [checked_form(printed, rule) for rule in rules])
+    low, high = dist.prob_range
     for column, rule in enumerate(rules):
         if isinstance(rule, Tree):
+            relaxed = _corner(printed, np.column_stack([low[:, 0], high[:, 1:]]))
+            strict = _corner(printed, np.column_stack([high[:, 0], low[:, 1:]]))
             lower, upper = certify_forms(relaxed, [rule]), certify_forms(strict, [rule])
             ends = lower.lower[:, 0], upper.upper[:, 0], lower.active_size[:, 0]
         else:
-            cuts = [cut for cut in map(rule.form, (strict, relaxed)) if isinstance(cut, Cut)]
-            if not cuts:
-                raise RuleError(
-                    f"rule {rule.label!r} gives counts, and these log-probabilities are rounded: "
-                    "give its class a method cut(dist)"
-                )
-            ends = _by_rounded(dist, cuts)
+            ends = _by_rounded(dist, acceptance_range(dist, rule))
         result.lower[:, column] = ends[0] * (1 - MARGIN)
         result.upper[:, column] = ends[1] * (1 + MARGIN)
         result.active_size[:, column] = ends[2]
     return result
 
 
-def _corner(dist: TopK, probs: Floats, **columns: Any) -> TopK:
+def _corner(dist: TopK, probs: Floats) -> TopK:
     """Return steps with the same tokens and other probabilities, which need not sum to 1."""
     probs = np.minimum(probs, probs[:, :1])
-    return replace(dist, top_surprisal=-np.log(probs[:, 0]), stored_probs=probs, **columns)
+    return replace(dist, top_surprisal=-np.log(probs[:, 0]), stored_probs=probs)
 
 
-def _by_rounded(dist: TopK, cuts: Sequence[Cut]) -> Ends:
-    """Return the ends of a rule that has these cuts at the strict and at the relaxed corner."""
+def _by_rounded(dist: TopK, test: AcceptanceRange) -> Ends:
+    """Return the ends of a rule whose test lies in this range."""
     (low, high), tail = dist.prob_range, dist.tail_range
     k, size, others = dist.k, dist.vocab_size, dist.vocab_size - dist.k
-    thetas = [cut.offset + cut.slope * p0 for cut in cuts for p0 in (low[:, 0], high[:, 0])]
-    least, most = np.min(thetas, axis=0), np.max(thetas, axis=0)
-    ranks = np.minimum(size if cuts[0].max_rank is None else cuts[0].max_rank, size)
 
-    def accepted(p: Floats, theta: Floats) -> NDArray[Any]:
+    def accepted(p: Floats, theta: Floats, ranks: NDArray[np.int64]) -> NDArray[Any]:
         passed = np.logical_and.accumulate(p > theta[:, None], axis=1).sum(axis=1)
         return np.asarray(np.maximum(1, np.minimum(passed, ranks)))
 
     def rejected(p: Floats, n: NDArray[Any]) -> Floats:  # rank n + 1, or the last stored one
         return np.take_along_axis(p, np.minimum(n, k - 1)[:, None], axis=1)[:, 0]
 
-    fewest, largest = accepted(low, most), accepted(high, least)
-    beyond = np.minimum(np.minimum(np.maximum(most, 0.0), tail[1]), high[:, -1])
+    fewest = accepted(low, test.most_theta, test.least_ranks)
+    largest = accepted(high, test.least_theta, test.most_ranks)
+    # where all that is stored is accepted: an unseen token is rejected by its rank or by theta
+    by_rank = tail[1] / (np.maximum(test.least_ranks - k, 0) + 1.0)
+    beyond = np.where(test.least_ranks < size, by_rank, np.maximum(test.most_theta, 0.0))
+    beyond = np.minimum(np.minimum(beyond, tail[1]), high[:, -1])
     lower, active = _cost(low, fewest, np.where(fewest < k, rejected(high, fewest), beyond))
-    everything = (fewest >= k) & (ranks >= size) & all_pass(most, tail[0], high[:, -1], others)
+    everything = all_pass(test.most_theta, tail[0], high[:, -1], others)
+    everything &= (fewest >= k) & (test.least_ranks >= size)
     everything |= fewest >= size
-    upper, _ = _cost(high, largest, rejected(low, largest))
+    # an unseen token that passes leaves others, of which all may be as improbable as 0, or none be
+    unseen = (test.most_ranks > k) & (np.minimum(tail[1], high[:, -1]) > test.least_theta)
+    least = np.where(largest < k, rejected(low, largest), tail[0] / max(1, others))
+    upper, _ = _cost(high, largest, least)
     return (
         np.where(everything, np.inf, lower),
-        np.where(largest >= k, np.inf, upper),  # what is not listed may be as improbable as 0
+        np.where((largest >= size) | ((largest >= k) & unseen), np.inf, upper),
         np.where(everything, 0, active),
     )
 

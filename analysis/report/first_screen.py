@@ -222,11 +222,10 @@ def _solved(target: Target, eps: float) -> list[Row]:
         end = "least" if searched.value(last) > searched.value(rule) else "most"
         digits = 0 if isinstance(rule.parameters[parameter], int) else 4
         ends = found.value, found.ci_low, found.ci_high  # NaN: a limit lies beyond the range
-        strictest = ends == (searched.value(rule),) * 3
         rows.append(
             {
                 "quantity": f"{SEARCHED[rule.name]}{''.join(fixed)}: {symbol(parameter)} at {end}",
-                "text": "any" if strictest else interval_text(*ends, digits=digits),
+                "text": "any" if found.any_setting else interval_text(*ends, digits=digits),
                 **dict(zip(("value", "ci_low", "ci_high"), ends, strict=True)),
             }
         )

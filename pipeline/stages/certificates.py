@@ -73,7 +73,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="certificates",
-    version=5,
+    version=6,
     upstream=("distributions",),
     tables={
         "data": {"rule": Column("string", "label of the rule")}

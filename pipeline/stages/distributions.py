@@ -62,7 +62,7 @@ def check(study: Study) -> None:
         if not judged_by_logs(rule):
             raise PipelineError(
                 f"{rule.label} can't be certified with distributions.source=logs: it needs raw "
-                "logits or counts of its own, and a log has rounded log-probabilities"
+                "logits, and a log has rounded log-probabilities"
             )
 
 

@@ -313,6 +313,24 @@ def test_at_the_threshold_and_a_step_to_either_side():
     assert all(map(math.isnan, (none.value, none.ci_low, none.reached)))
 
 
+def test_any_setting_is_enough_where_the_strict_end_is():
+    """Of two prompts one is certified by the strict end (t = 0), the other later."""
+    sure, unsure = [0.9, 0.05, 0.05], [0.45, 0.4, 0.15]
+    dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
+    for steps_, wanted, any_setting in (
+        ([sure, sure], 1.0, True),
+        ([sure, unsure], 1.0, False),
+        ([sure, unsure], 0.5, False),  # in the sample, but not in all resamples
+        ([unsure, unsure], 1.0, False),
+    ):
+        steps = Trajectories.from_positions(np.array([0, 0]))
+        bootstrap = PromptBootstrap(steps.prompts, 200, 0.9, 0)
+        dist = TopK.from_probabilities(steps_)
+        (found,) = solve(dist, dial, 0.1, [Goal(wanted)], bootstrap, steps)
+        assert found.any_setting == any_setting
+        assert (found.value == 0.0) == (steps_[1] is sure or wanted == 0.5)
+
+
 def test_the_kl_needed_certifies_the_share_and_no_more():
     steps = pair(0.3, k=4)
     for verdict in judge(steps, [StrictGreedy(), AbsoluteThreshold(0.05)]):

@@ -207,6 +207,17 @@ def test_ratios_are_one_where_a_theorem_is_tight():
     assert 1 < data.loc[data["bound"] == "lemma A.1", "ratio"].iloc[0] < 1.1
 
 
+@pytest.mark.parametrize(("p0", "b"), [(0.6, 0.3), (0.2, 0.15), (0.5, 0.5)])
+def test_lemma_a1_bounds_strict_greedy_from_above_as_by_hand(p0, b):
+    """R = s g((p0 - b) / s) with s = p0 + b, and g(d) <= d^2 / (2 (1 - d^2))."""
+    steps = pd.DataFrame([[math.nan, 2, p0, b, math.nan]], columns=NAMES)
+    forms = {name: values for name, _, values in closed_forms(StrictGreedy(), steps, 0.05)[0]}
+    s, d = p0 + b, (p0 - b) / (p0 + b)
+    assert forms["lemma A.1"][0] == pytest.approx(s * d**2 / (2 * (1 - d**2)))
+    p = np.array([p0, b, *[(1 - s) / 10] * 10])
+    assert certificate(p, StrictGreedy()) <= forms["lemma A.1"][0]
+
+
 def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_eps():
     """A condition holds exactly where the theorem's own value exceeds eps; and R does there."""
     p = -np.sort(-dirichlet(4, 400, 30, 0.03, 0.2, 1.0))

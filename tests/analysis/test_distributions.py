@@ -1,5 +1,7 @@
 """Truncated distributions: the same step from probabilities and from a dump's columns."""
 
+import math
+
 import mpmath
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 from analysis import topk
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, StrictGreedy, Tree, Typical
+from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import stored_columns
 
@@ -85,6 +87,14 @@ PLAIN, LOGITS, LOG_PROBS = TopK.from_probabilities, TopK.from_logits, TopK.from_
         (PLAIN, [[[0.5, 0.5]], 3], r"k=3 is not allowed: give an integer in \[1, 2"),
         (LOG_PROBS, [[[0, 1]], [[-1.0, -0.5]], 1e-4, 50], "of step 0 is .*values that fall"),
         (LOG_PROBS, [[[0, 1]], [[-0.5, -0.6]], 1e-4, 50], "of step 0 is .*at most 1"),
+        (LOG_PROBS, [[[0, 1]], [[0.004, -9]], 0.01, 50], "log_probs of step 0 is 0.004"),
+        (LOG_PROBS, [[[0]], [[1.1e-6]], 0.01, 50], "log_probs of step 0 is 1.1e-06"),
+        (LOG_PROBS, [[[0], [1]], [[-0.1], [np.nan]], 0.01, 50], "log_probs of step 1 is nan"),
+        (LOG_PROBS, [[[0, 1]], [[-0.5, -1.5]], -0.1, 50], "error of step 0 is -0.1"),
+        (LOG_PROBS, [[[0, 1]], [[-0.5, -1.5]], [[0.1, np.inf]], 50], "error of step 0 is inf"),
+        (LOG_PROBS, [[[0, 1]], [[-0.5, -1.5]], [0.1, 0.1, 0.1], 50], r"error is \(3,\)"),
+        (LOG_PROBS, [[[0, 50]], [[-0.5, -1.5]], 0.1, 50], "ids has 50: give token ids in .0, 49"),
+        (LOG_PROBS, [[[-1, 1]], [[-0.5, -1.5]], 0.1, 50], "ids has -1"),
     ],
 )
 def test_what_is_no_distribution_is_refused(make, given, message):
@@ -103,9 +113,46 @@ H = np.log(4)  # of four equal tokens, of which three are stored
         ({"entropy": np.array([H, np.nan])}, "entropy of step 1 is nan"),
         ({"log_tail": np.array([-np.inf, -H])}, "sum of probabilities of step 0 is 0.75"),
         ({"top_surprisal": np.full(2, H - 1e-8)}, "within 1e-09"),
+        ({"top_ids": np.array([[0, 1, 2], [0, 1, 4]])}, "ids has 4"),
+        ({"vocab_size": 3}, "log_tail of step 0 is -1.386"),  # nothing is left to have a mass
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(change, message):
     good = stored_columns(np.zeros((2, 4), dtype=np.float32), 3) | {"vocab_size": 4}
     with pytest.raises(ValueError, match=message):
         TopK.from_columns(**(good | change))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-7, 1e-6])
+def test_a_log_probability_above_0_by_a_rounding_counts_as_0(value):
+    found = certify(TopK.from_log_probs([[0, 1]], [[value, -20.0]], 1e-4, 50), StrictGreedy())
+    zero = certify(TopK.from_log_probs([[0, 1]], [[0.0, -20.0]], 1e-4, 50), StrictGreedy())
+    assert found.lower == zero.lower
+    assert found.upper == zero.upper
+
+
+def test_what_a_constructor_takes_certify_takes():
+    """Sums of printed probabilities are off by 1e-6 at most: so is p0, and no mass is below 0."""
+    rules = [StrictGreedy(), AbsoluteThreshold(0.1)]
+    certain = certify(TopK.from_probabilities([1.000001, 0.0]), rules)
+    assert certain.lower == pytest.approx(np.full((1, 2), math.log(2)), rel=1e-5)
+    over = TopK.from_log_probs([[0, 1]], [np.log([0.6, 0.4000009])], 0.0, 4)
+    found = certify(over, rules)
+    assert np.isfinite(found.lower).all()
+    assert (found.lower <= found.upper).all()
+
+
+@pytest.mark.parametrize("make", [PLAIN, LOGITS])
+def test_steps_are_selected_as_those_of_an_array(make):
+    dist = make(np.random.default_rng(0).dirichlet(np.ones(4), 3))
+    for step in (0, 2, -1, np.int64(1)):
+        one = dist[step]
+        assert (len(one), one.k, one.ids.shape) == (1, 4, (1, 4))
+        np.testing.assert_array_equal(one.probs[0], dist.probs[step])
+        assert certify(one, StrictGreedy()).lower[0] == certify(dist, StrictGreedy()).lower[step]
+    assert [len(part) for part in (dist[1:], dist[[0, 2]], dist[[True, False, False]])] == [2, 2, 1]
+    assert len(list(dist)) == 3
+    assert len(dist[:0]) == 0
+    for wrong in (3, -4, None, ..., [[0, 1]], np.array(0), 1.0, (slice(1), 0)):
+        with pytest.raises(IndexError):
+            dist[wrong]

@@ -238,6 +238,31 @@ def test_rates_of_stored_tokens():
     assert q.tolist() == [[0.4, 0.4, 0, 0, 0, 0.2]]
 
 
+@pytest.mark.parametrize(("target_size", "draft_size"), [(6, 6), (6, 40), (40, 6)])
+def test_tokens_of_both_models_are_put_together(target_size, draft_size):
+    """Each step by itself, token by token; a token may be first with either, in any step."""
+    rng = np.random.default_rng(target_size)
+
+    def stored(size):
+        ids = np.array([rng.permutation(size)[:3] for _ in range(40)])
+        weights = rng.dirichlet(np.ones(4), 40)
+        return ids, weights[:, :3], weights[:, 3]
+
+    target, draft = stored(target_size), stored(draft_size)
+    p, q = acceptance.aligned(target, draft)
+    first = 0
+    for step in range(40):
+        ids, weights, tail = (column[step] for column in target)
+        of_target = dict(zip(ids.tolist(), weights, strict=True))
+        draft_ids, draft_weights, draft_tail = (column[step] for column in draft)
+        first += ids[0] in draft_ids
+        shared = [of_target.get(token, 0.0) for token in draft_ids.tolist()]
+        alone = [0.0 if token in draft_ids else of_target[token] for token in ids.tolist()]
+        assert p[step] == pytest.approx([*shared, *alone, tail, 0.0])
+        assert q[step] == pytest.approx([*draft_weights, *[0.0] * 4, draft_tail])
+    assert first > 0
+
+
 def made(seed, size, spread):
     """A target and a drafter that gives each token a share of its probability."""
     generator = np.random.default_rng(seed)

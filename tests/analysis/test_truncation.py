@@ -90,7 +90,58 @@ def test_sets_of_accepted_tokens_that_are_not_stored(k):
             left -= moved[token]
         other = certify(TopK.from_probabilities(moved), accepted=~rejected[row])
         assert other.lower[0, 0] == pytest.approx(cut.lower[row, 0], rel=1e-8)
-    assert np.isinf(cut.upper[~known]).all()  # it may be as improbable as 0
+    none = ~known & rejected[:, k:].all(axis=1)  # of the others is accepted
+    assert np.isinf(cut.upper[~known & ~none]).all()  # it may be as improbable as 0
+    assert (cut.upper[none] <= math.log(2)).all()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(Additive(0.0), Multiplicative(1.0), AbsoluteThreshold(0.25), AbsoluteThreshold(0.6)),
+        *(Typical(0.9, 9.0), TopMAdditive(1, 0.0)),
+    ],
+    ids=str,
+)
+def test_where_no_unstored_token_can_pass(rule):
+    """K = 1, and a threshold of at least p0: four equal tokens, or three, are the only tails."""
+    equal = [0.25] * 4
+    for p, k in ((equal, 1), ([0.4, 0.3, 0.3], 1), (equal, 4)):
+        if k < rule.minimum_k or (rule == AbsoluteThreshold(0.25) and p != equal):
+            continue
+        found = certify(TopK.from_probabilities(p, k=k), rule)
+        truth = certify(TopK.from_probabilities(p), rule).lower[0, 0]
+        assert found.lower[0, 0] <= truth <= found.upper[0, 0] < math.log(2)
+        assert found.accepted_count == 1
+        if p == equal:
+            assert found.upper[0, 0] == pytest.approx(0.0, abs=1e-15)
+    log = TopK.from_log_probs([[0]], [[math.log(0.25)]], 0.0, 4)
+    if rule.minimum_k == 1 and rule != AbsoluteThreshold(0.25):  # by a rounding below p0
+        assert certify(log, rule).upper[0, 0] == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize(("alpha", "open_"), [(1.0, False), (1 - 1e-6, True)])
+def test_a_step_below_p0_an_unstored_token_can_pass(alpha, open_):
+    """Of [0.4, 0.4, 0.2] rank 2 passes, and rank 3 may have no mass; 0.6 in two can't all pass."""
+    found = certify(TopK.from_probabilities([0.4, 0.4, 0.2], k=1), Multiplicative(alpha))
+    assert (found.accepted_count == -1) == open_
+    whole = certify(TopK.from_probabilities([0.4, 0.4, 0.2]), Multiplicative(alpha)).lower
+    assert found.lower <= whole <= found.upper
+    equal = certify(TopK.from_probabilities([0.25] * 4, k=1), Multiplicative(alpha))
+    assert np.isinf(equal.upper[0, 0]) == open_
+
+
+def test_where_no_unlisted_token_can_pass():
+    """A log whose tail is below the threshold: what is rejected has at least an even share of it."""
+    log = TopK.from_log_probs([[0, 1]], [np.log([0.6, 0.36])], 0.0, 6)
+    for theta, truths in ((0.05, (0.04, 0.01)), (0.039, None)):
+        found = certify(log, AbsoluteThreshold(theta))
+        if truths is None:  # one of the four may pass, and leave nothing
+            assert np.isinf(found.upper)
+            continue
+        for b, end in zip(truths, (found.lower, found.upper), strict=True):
+            p = np.array([0.6, 0.36, b, *[(0.04 - b) / 3] * 3])
+            assert end[0, 0] == pytest.approx(certificate(p, AbsoluteThreshold(theta)))
 
 
 def test_one_unstored_token_at_its_threshold():
@@ -303,28 +354,38 @@ def test_contain_the_exact_ones(digits, k):
     assert np.median(greedy) < 3 * 10.0**-digits
 
 
+def of_the_box(told, rng):
+    """A distribution of each step that rounds to its log, and which steps have one (N,).
+
+    Three of ten have every stored probability at an end, some all at the same.
+    """
+    low, high = told.prob_range
+    ends = rng.random((len(told), 1)) < 0.3
+    same = rng.random((len(told), 1)) < 0.3
+    corner = np.where(same, rng.integers(0, 2, (len(told), 1)), rng.integers(0, 2, low.shape))
+    share = np.where(ends, corner, rng.random(low.shape))
+    top = -np.sort(-(low + share * (high - low)), axis=1)
+    rest = 1.0 - top.sum(axis=1)
+    weights = rng.random((len(told), V - told.k)) ** rng.integers(0, 9)
+    others = rest[:, None] * weights / weights.sum(axis=1, keepdims=True)
+    fits = (rest >= 0) & (others.max(axis=1) <= top[:, -1])
+    return TopK.from_probabilities(np.column_stack([top, others])[fits]), fits
+
+
 def test_contain_those_of_any_distribution_of_the_box():
     rng = np.random.default_rng(5)
     p, k, digits = distributions(300, seed=9), 6, 1
     told = printed(p, k, digits)
     found = certify(told, PRINTED)
-    low, high = told.prob_range
     tail_low, tail_high = told.tail_range
     tried = 0
     for _ in range(60):
-        ends = rng.random((len(p), 1)) < 0.3
-        share = np.where(ends, rng.integers(0, 2, low.shape), rng.random(low.shape))
-        top = -np.sort(-(low + share * (high - low)), axis=1)
-        rest = 1.0 - top.sum(axis=1)
-        weights = rng.random((len(p), V - k)) ** rng.integers(1, 9)
-        others = rest[:, None] * weights / weights.sum(axis=1, keepdims=True)
-        fits = (rest >= 0) & (others.max(axis=1) <= top[:, -1])
-        tried += int(fits.sum())
-        assert np.all((tail_low <= rest) & (rest <= tail_high) | ~fits)
-        full = TopK.from_probabilities(np.column_stack([top, others])[fits])
-        exact = certify(full, PRINTED)
+        full, fits = of_the_box(told, rng)
+        tried += len(full)
+        rest = 1.0 - full.probs[:, :k].sum(axis=1)
+        assert np.all((tail_low[fits] <= rest) & (rest <= tail_high[fits]))
         inside = Certificates(*(column[fits] for column in found))
-        assert_inside(inside, exact)
+        assert_inside(inside, certify(full, PRINTED))
         least, most = told.entropy_range
         assert np.all(full.entropy >= least[fits] - 1e-9)
         assert np.all(full.entropy <= most[fits] + 1e-9)
