@@ -29,15 +29,15 @@ import httpx2
 from filelock import FileLock, Timeout
 
 from conf.schema import LONGEST_NAME, Ask
-from pipeline.config import files_and_overrides
+from pipeline.core.errors import PipelineError, command, first_line
+from pipeline.core.files import digest, slug, write_whole
+from pipeline.core.shards import progress_bar
+from pipeline.core.store import relative
 from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
 from pipeline.engines.seals import SEAL, is_whole, sealed
-from pipeline.errors import PipelineError, command, first_line
-from pipeline.files import digest, slug, write_whole
-from pipeline.shards import progress_bar
-from pipeline.store import relative
+from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
 
 ATTEMPTS = 6  # at one prompt

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from pipeline import cli, solve
-from pipeline.config import composed, files_and_overrides, report_name, settings_of
-from pipeline.criteria import build_rules, decoded_rules
-from pipeline.errors import PipelineError, noted, one_line
-from pipeline.methods import build_methods
-from pipeline.paths import CONF
+from pipeline.core.errors import PipelineError, noted, one_line
+from pipeline.core.paths import CONF
+from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
+from pipeline.settings.criteria import build_rules, decoded_rules
+from pipeline.settings.methods import build_methods
 from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.pipeline import tiny

@@ -108,9 +108,7 @@ def _steps(printed: TopK, p0: Floats, entropy: Floats, probs: Floats, **columns:
     """Return steps with these p0, entropies, and probabilities behind p0, at most p0."""
     probs = np.column_stack([p0, np.minimum(probs[:, 1:], p0[:, None])])
     surprisal = -np.log(p0)
-    return replace(
-        printed, top_surprisal=surprisal, entropy=entropy, stored_probs=probs, **columns
-    )
+    return replace(printed, top_surprisal=surprisal, entropy=entropy, stored_probs=probs, **columns)
 
 
 def _check_others(steps: TopK, rule: Rule, wanted: _Test, turn: int) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from pipeline.core.errors import PipelineError, first_line
 from pipeline.engines.json_text import FormError, form_of, has_events, json_values
 from pipeline.engines.seals import CHANGED, is_whole
 from pipeline.engines.streams import Streams
-from pipeline.errors import PipelineError, first_line
 
 NO_ANSWER = "objects that are no answers"
 NO_JSON = "lines that are no JSON"

@@ -29,9 +29,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import MOST_PLACES, Counts
-from pipeline.errors import PipelineError
 
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
 PAGE = re.compile(r"# (HELP|TYPE) |(vllm|llamacpp|sglang):")  # begins one

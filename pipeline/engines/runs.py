@@ -25,10 +25,10 @@ from analysis.decoding.speed import LEAST_VERIFY_RATIO, speed_bootstrap, speedup
 from analysis.report.text import interval_text
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.trajectories import acceptance_by_position
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import REMEDIES, Counts, read_sums
 from pipeline.engines.pages import page_difference, page_of
-from pipeline.errors import PipelineError
 
 VLLM_KEY = "num_speculative_tokens"
 FLAGS = {  # that set drafts of n tokens

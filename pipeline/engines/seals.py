@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.files import digest
+from pipeline.core.files import digest
 
 SEAL = "sha256"
 CHANGED = "answers that were changed since they were saved"

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.errors import PipelineError
-from pipeline.stage import Json
-from pipeline.timings import processor
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Json
+from pipeline.core.timings import processor
 
 Mark = float | torch.cuda.Event  # a moment, of `mark`
 
@@ -100,7 +100,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def describe_machine(device: torch.device) -> Json:
-    """Return what seconds that were measured just now belong to, for `pipeline.timings`."""
+    """Return what seconds that were measured just now belong to, for `pipeline.core.timings`."""
     return {
         "processor": processor(),
         "device": str(device),

@@ -9,9 +9,14 @@ import pytest
 
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
-from analysis.acceptance.verdict import Advice
-from analysis.report.acceptance import acceptance_table, depth_table, part_statistics, parts_table
-from analysis.report.first_screen import (
+from analysis.decoding.verdict import Advice
+from analysis.report.drafter_tables import (
+    acceptance_table,
+    depth_table,
+    part_statistics,
+    parts_table,
+)
+from analysis.report.headline_tables import (
     EPSILONS,
     SHARE,
     log_advice,
@@ -28,8 +33,8 @@ from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
 from analysis.topk import TopK
 from pipeline.cli import verdict_of
+from pipeline.core.store import VERDICT
 from pipeline.stages.report.inputs import ACCEPTANCE
-from pipeline.store import VERDICT
 from tests.pipeline.test_acceptance import drafts, logits, run
 
 GREEDY = StrictGreedy()

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
-from analysis.decoding.answers import (
+from analysis.decoding.paired_accuracy import (
     ALL,
     Answered,
     accuracy,
@@ -22,7 +21,8 @@ from analysis.decoding.answers import (
     mcnemar,
     proportion,
 )
-from analysis.report.decoding import accuracy_table, speed_intervals
+from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
+from analysis.report.decoding_tables import accuracy_table, speed_intervals
 from analysis.rules import Additive, StrictGreedy
 from pipeline.engines.runs import Speed
 

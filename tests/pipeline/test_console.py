@@ -11,11 +11,11 @@ import pytest
 
 from conf import schema
 from pipeline import cli
-from pipeline.config import composed
-from pipeline.errors import CLOSED, INTERRUPTED, TERMINATED, noted
-from pipeline.paths import ROOT
+from pipeline.core.errors import CLOSED, INTERRUPTED, TERMINATED, noted
+from pipeline.core.paths import ROOT
+from pipeline.settings.composition import composed
 
-BEGIN = "from pipeline.errors import terminal\nwith terminal():\n "
+BEGIN = "from pipeline.core.errors import terminal\nwith terminal():\n "
 GOES_ON = ": the same command goes on from here\n"
 KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 
@@ -74,7 +74,7 @@ LOST = f"try:\n  {KILL.format(2)}\n except BaseException: pass\n print('went on'
     ],
 )
 def test_an_interruption_stays_one_whatever_becomes_of_it(body, status, printed, said):
-    done = run(body, "from pipeline.errors import PipelineError\n")
+    done = run(body, "from pipeline.core.errors import PipelineError\n")
     assert (done.returncode, done.stdout, done.stderr) == (status, printed, said + GOES_ON)
 
 
@@ -84,7 +84,7 @@ def test_a_signal_after_the_end_and_a_second_one_end_the_process_at_once():
     twice = f"try:\n  {KILL.format(2)}\n finally:\n  {{}}\n  {KILL.format(15)}\n  print('tidied')"
     same = run(twice.format("pass"))  # as `timeout` sends it twice
     assert (same.returncode, same.stdout) == (INTERRUPTED, "tidied\n")
-    second = run(twice.format("import pipeline.errors as e; e.TWICE = 0"))
+    second = run(twice.format("import pipeline.core.errors as e; e.TWICE = 0"))
     assert (second.returncode, second.stdout) == (-signal.SIGTERM, "")
 
 

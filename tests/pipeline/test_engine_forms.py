@@ -8,10 +8,10 @@ import zipfile
 
 import pytest
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.counts import read_sums
 from pipeline.engines.json_text import json_values
 from pipeline.engines.logs import stacked
-from pipeline.errors import PipelineError
 from tests.pipeline import test_engine_logs as logs
 
 

@@ -11,9 +11,9 @@ from analysis.report.results import Target
 from analysis.rules import Mars, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline import cli
-from pipeline.stage import Artifact
+from pipeline.core.stage import Artifact
+from pipeline.core.store import Store
 from pipeline.stages.report.inputs import margins_of, read_content
-from pipeline.store import Store
 from pipeline.study import Study
 from tests.pipeline.reading import page_links, page_text
 

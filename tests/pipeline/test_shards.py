@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.files import read_checked, write_checked
-from pipeline.store import Store
-from pipeline.timings import Asked
+from pipeline.core.files import read_checked, write_checked
+from pipeline.core.store import Store
+from pipeline.core.timings import Asked
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, tasks
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.errors import PipelineError
-from pipeline.harness_tasks import task_entries
+from pipeline.core.errors import PipelineError
+from pipeline.inputs.harness_tasks import task_entries
 
 TASK = """
 include: ../base/common.yaml
@@ -90,7 +90,7 @@ def test_data_sets_are_looked_for_in_the_working_directory_too(tmp_path, monkeyp
     ],
 )
 def test_what_can_t_be_followed_is_refused(text, said, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.task_files.MOST_FILES", 3)
+    monkeypatch.setattr("pipeline.inputs.task_files.MOST_FILES", 3)
     (tmp_path / "many").mkdir()
     for number in range(4):
         (tmp_path / "many" / str(number)).touch()

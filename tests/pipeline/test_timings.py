@@ -9,12 +9,13 @@ import pytest
 from filelock import FileLock
 
 from conf.schema import Device
-from pipeline import cli, shards, timings
-from pipeline.config import composed
-from pipeline.shards import compute_shards, write_tables
-from pipeline.store import Store
+from pipeline import cli
+from pipeline.core import shards, timings
+from pipeline.core.shards import compute_shards, write_tables
+from pipeline.core.store import Store
+from pipeline.core.timings import Asked, distinct, in_words, machines, processor, timed_on
+from pipeline.settings.composition import composed
 from pipeline.study import STAGES, Study
-from pipeline.timings import Asked, distinct, in_words, machines, processor, timed_on
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, flip, tasks
 
@@ -185,10 +186,10 @@ def elsewhere(monkeypatch):
 
     def leave(name=ELSEWHERE):
         monkeypatch.setattr(timings, "processor", lambda: name)
-        monkeypatch.setattr("pipeline.store.processor", lambda: name)
-        monkeypatch.setattr("pipeline.store.environment", lambda: old | {"processor": name})
+        monkeypatch.setattr("pipeline.core.store.processor", lambda: name)
+        monkeypatch.setattr("pipeline.core.store.environment", lambda: old | {"processor": name})
 
-    from pipeline.store import environment
+    from pipeline.core.store import environment
 
     old = environment()
     return leave

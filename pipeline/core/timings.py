@@ -1,0 +1,155 @@
+"""Timings belong to a machine: which ones are asked for, and of which machine they are.
+
+The record of an artifact with timings names the machines in ``facts["machines"]``, and ``asked``
+has the keys device.name and device.threads that the command was given. An artifact of version 1.0
+has the same facts in other places.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.core.files import json_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from conf.schema import Device
+    from pipeline.core.stage import Artifact, Json
+
+WHERE = ("device", "threads")  # of a machine, what a command can ask for
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The timings that a command asks for."""
+
+    device: str | None  # None: what this machine has (device.name=auto)
+    threads: int | None  # None: what this machine has
+    here: bool = False  # of this machine's processor alone
+
+    @classmethod
+    def of(cls, device: Device) -> Asked:
+        """Return what the keys `device` ask for."""
+        name = None if device.name == "auto" else device.name
+        return cls(name, device.threads, device.timings == "here")
+
+    @property
+    def entries(self) -> Json:
+        """What it asks for on any machine, for a record."""
+        return {"device": self.device, "threads": self.threads}
+
+    @property
+    def mark(self) -> str:
+        """What tells apart unfinished timings, which are continued by the same command alone."""
+        return json_digest([self.entries, processor()])[:8]
+
+    def rank(self, record: Json) -> int:
+        """Return how well the timings of an artifact suit, from its record; 0: they do not.
+
+        Timings suit a device or a number of threads that is asked for where they are of it. Where
+        none is asked for, the timings of another processor suit as they are (they were carried
+        here); those of this one have to be of what it has. The timings of this processor suit
+        better, and so do those that were asked for in the same way.
+        """
+        measured, before = machines(record), record.get("asked") or dict.fromkeys(WHERE)
+        here = of_this_machine(measured)
+        if self.here and not here:
+            return 0
+        for name, want in self.entries.items():
+            if want == before[name] or (want is None and not here):
+                continue
+            if name == "device":
+                want = _numbered(want or _own_device())
+            if any(_numbered(machine[name]) != want for machine in measured):
+                return 0
+        return 1 + 2 * here + (before == self.entries)
+
+
+def _numbered(device: object) -> object:
+    return "cuda:0" if device == "cuda" else device
+
+
+def _own_device() -> str:
+    """Return what device.name=auto is here; torch, which is slow to import, knows."""
+    from pipeline.models.devices import choose_device
+
+    return str(choose_device("auto"))
+
+
+def machines(record: Json) -> list[Json]:
+    """Return the machines that the timings of an artifact are of; none where it has none."""
+    facts = record["facts"]
+    if "machines" in facts:
+        return list(facts["machines"])
+    if not any(name.startswith("timings/") for name in record["files"]):
+        return []
+    gpu = None if facts.get("device", "cpu") == "cpu" else facts["device"]  # as 1.0 wrote it
+    return [
+        {
+            "processor": record["processor"],
+            "device": "cuda" if gpu else "cpu",
+            "gpu": gpu,
+            "threads": facts.get("torch_threads"),
+            "torch": record["versions"]["torch"],
+            "date": record["date"],
+        }
+    ]
+
+
+def of_this_machine(measured: Sequence[Json]) -> bool:
+    """Whether timings are of this processor: those of Ray's workers are of theirs as well."""
+    return not measured or any(machine["processor"] == processor() for machine in measured)
+
+
+def distinct(found: Sequence[Json]) -> list[Json]:
+    """Return the machines among `found`, each once, by date."""
+    once = {tuple(machine.items()): machine for machine in found}
+    return sorted(once.values(), key=lambda machine: str(machine["date"]))
+
+
+def in_words(found: Sequence[Mapping[str, object]]) -> str:
+    """Return machines as text: processor, device, threads, torch and date of each."""
+    texts = []
+    for machine in found:
+        device = f"{machine['gpu']} ({machine['device']})" if machine["gpu"] else machine["device"]
+        threads = f"{machine['threads']} CPU thread{'' if machine['threads'] == 1 else 's'}"
+        torch = f"torch {machine['torch']}"
+        texts.append(f"{machine['processor']}, {device}, {threads}, {torch}, {machine['date']}")
+    return "; ".join(texts)
+
+
+def timed_on(record: Json) -> str | None:
+    """Return a line that names the machines of an artifact's timings; None without timings."""
+    found = machines(record)
+    if not found:
+        return None
+    if of_this_machine(found):
+        return f"timed on {in_words(found)}"
+    return (
+        f"timed on another machine: {in_words(found)}; device.timings=here times the methods on "
+        "this one"
+    )
+
+
+def changed_answers(made: Artifact, other: Artifact) -> int:
+    """Return how many answers have other tokens in another artifact from the same inputs."""
+    same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
+    if same or "token_ids" not in made.columns.get("data", ()):
+        return 0
+    answers, others = (one.read(columns=["token_ids"])["token_ids"] for one in (made, other))
+    return sum(a != b for a, b in zip(answers.to_pylist(), others.to_pylist(), strict=False))
+
+
+@cache
+def processor() -> str:
+    """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = re.search(r"model name\s*: (.+)", text)
+    return named[1] if named else platform.processor() or platform.machine()

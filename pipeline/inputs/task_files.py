@@ -1,0 +1,180 @@
+"""The files that decide what a task of lm-evaluation-harness asks, and how it is scored.
+
+A task's YAML file names others: `include`, Python functions (`!function MODULE.NAME`), rows of data
+(`data_files`, `data_dir`, a local `dataset_path`), or anything that its functions read. Python
+files name modules and files as well. All of them are followed, from the folder of the file that
+names them and from the working directory, which is where data sets are looked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.files import file_digest
+
+INCLUDE, FUNCTION = "include", "!function"
+OF_DATA = ("dataset_path", "data_files", "data_dir")  # what may name a folder, or a pattern
+UNREAD = ("cache_dir",)  # written while a task is loaded
+# files beside a YAML file that it may name by their stem alone
+BESIDE = (".yaml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
+REMOTE = "://"
+MOST_FILES = 1000  # of a folder with data
+
+
+def task_files(file: Path) -> list[tuple[str, str]]:
+    """Return the name and the digest of a task's file, and of each file that it depends on.
+
+    Raises:
+        PipelineError: one is missing, can't be read, or is a folder of too many files.
+    """
+    found = {file.resolve(): file.name}
+    queue = [file]
+    for path in queue:  # which grows
+        for other, name in _named_by(path):
+            if other.resolve() not in found:
+                found[other.resolve()] = name
+                queue.append(other)
+    return [(name, file_digest(path)) for path, name in found.items()]
+
+
+def _named_by(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files that a file names, and what they are called in the key."""
+    if path.suffix == ".yaml":
+        yield from _named_by_yaml(path)
+    elif path.suffix == ".py":
+        yield from _named_by_python(path)
+
+
+def _named_by_yaml(path: Path) -> Iterator[tuple[Path, str]]:
+    text = _text(path)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise _refused(path, f"is no YAML ({first_line(error)})") from error
+    for beside in sorted(path.parent.iterdir()):
+        if beside.suffix in BESIDE and beside.is_file() and beside.stem in text:
+            yield beside, beside.name
+    for key, tag, value in _scalars(root, "", set()):
+        if key in UNREAD or not value:
+            continue
+        if key == INCLUDE:
+            included = path.parent / value
+            if not included.is_file():
+                raise _refused(path, f"includes {value}, which does not exist")
+            yield included, included.name
+        elif tag == FUNCTION:
+            yield from _modules(value.rpartition(".")[0], path.parent)
+        elif key in OF_DATA or "/" in value:
+            yield from _data(value, path)
+        else:
+            yield from _files(value, path.parent)
+
+
+def _scalars(node: yaml.Node | None, key: str, seen: set[int]) -> Iterator[tuple[str, str, str]]:
+    """Yield the innermost key, the tag and the text of each scalar; keys of data hold below it."""
+    if node is None or id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode):
+        yield key, node.tag, node.value
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _scalars(item, key, seen)
+    elif isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _scalars(value, key if key in OF_DATA else str(name.value), seen)
+
+
+def _named_by_python(path: Path) -> Iterator[tuple[Path, str]]:
+    try:
+        tree = ast.parse(_text(path))
+    except (SyntaxError, ValueError):
+        return  # the harness says what is wrong with it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _files(node.value, path.parent)
+            folder = path.parent / node.value if _is_name(node.value) else path
+            if folder.is_dir():
+                yield from _folder(folder, path)
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                yield from _modules(name.name, path.parent)
+        elif isinstance(node, ast.ImportFrom):
+            yield from _modules(node.module or "", path.parent)
+            for name in node.names:
+                yield from _modules(f"{node.module or ''}.{name.name}".strip("."), path.parent)
+
+
+def _modules(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the file of a module beside a file, or on PYTHONPATH; packages are not the task's."""
+    more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    for root in (folder, Path.cwd(), *map(Path, more)):
+        place = root.joinpath(*name.split("."))
+        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if name and path.is_file():
+                yield path, path.name
+
+
+def _files(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a name, from a folder and from the working directory."""
+    for path in _places(name, folder):
+        if path.is_file():
+            yield path, path.name
+
+
+def _data(name: str, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a name of data: a file, a pattern, or a folder with all in it."""
+    for place in _places(name, path.parent):
+        if place.is_dir():
+            yield from _folder(place, path)
+        else:
+            pattern = str(place) if glob.has_magic(name) else glob.escape(str(place))
+            for found in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
+                if Path(found).is_file():
+                    yield Path(found), Path(found).name
+
+
+def _places(name: str, folder: Path) -> list[Path]:
+    if REMOTE in name or not _is_name(name):
+        return []
+    # the second: of f"{folder}/rows.csv" Python's text is "/rows.csv"
+    return [folder / name, folder / name.lstrip("/"), Path(name)]
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text may name a file: on one line, and not too long for the system."""
+    return text.isprintable() and 0 < len(text.encode(errors="replace")) < 256 and text != "~"
+
+
+def _folder(folder: Path, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a folder, hidden ones aside; none of one that holds `path`."""
+    if folder.resolve() in path.resolve().parents:
+        return
+    count = 0
+    for found in sorted(folder.rglob("*")):
+        inside = found.relative_to(folder)
+        hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
+        if hidden or not found.is_file():
+            continue
+        count += 1
+        if count > MOST_FILES:
+            raise _refused(path, f"names {folder}, a folder of more than {MOST_FILES} files")
+        yield found, inside.as_posix()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _refused(path, "is no text in UTF-8") from error
+
+
+def _refused(path: Path, reason: str) -> PipelineError:
+    return PipelineError(f"accuracy.tasks: {path} {reason}")
