@@ -78,9 +78,9 @@ def _of_steps(prompts: int, study: int, rng: np.random.Generator) -> Iterator[He
     _, fifths = sampled.quantiles(steps, [0.05])
 
     def intervals() -> Iterator[tuple[str, float, Ends]]:
-        yield "mean", 0.0, sampled.share(steps)[1:]
+        yield "mean", 0.0, sampled.ratio_interval(steps)[1:]
         yield "mean, heavy tails", float(np.exp(0.5)), sampled.ratio(skewed, np.ones(prompts))[1:]
-        yield "share", float(norm.sf(THRESHOLD)), sampled.share(steps > THRESHOLD)[1:]
+        yield "share", float(norm.sf(THRESHOLD)), sampled.ratio_interval(steps > THRESHOLD)[1:]
         yield "p5", float(norm.ppf(0.05)), sampled.interval(fifths[:, 0])
         yield "ratio", float(np.exp(0.3**2 / 2)), sampled.ratio(a, b)[1:]
 

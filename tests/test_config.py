@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline import cli, solve
-from pipeline.core.errors import PipelineError, noted, one_line
+from pipeline.core.errors import PipelineError, collect_errors, one_line
 from pipeline.core.paths import CONF
 from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
 from pipeline.settings.criteria import build_rules, decoded_rules
@@ -30,7 +30,7 @@ def test_every_option_composes(group, option):
             f"{group}={option}",
             "+decoding.methods.one={drafter: model, rule: greedy, draft_length: 2}",
         )
-    with noted(problems := list[str]()):
+    with collect_errors(problems := list[str]()):
         settings = settings_of(config)
         assert build_rules(settings.criteria)
         decoding = settings.decoding

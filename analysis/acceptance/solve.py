@@ -24,7 +24,7 @@ import numpy as np
 from ..certificates.certify import certify
 from ..rule_config import ParameterRange
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, rank
+from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .judgement import CHUNK, Steps
@@ -140,7 +140,7 @@ def _solve(
 
     draws = len(bootstrap.weights)
     alone = math.isnan(bootstrap.tail)  # a single prompt
-    cut = 0 if alone else int(rank(bootstrap.tail, draws))
+    cut = 0 if alone else int(quantile_rank(bootstrap.tail, draws))
 
     def solution(goal: Goal) -> Solution:
         @cache

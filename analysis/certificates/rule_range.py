@@ -41,7 +41,7 @@ def checked_form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
     """Return a rule's test, whose limit on ranks leaves a stored token to reject."""
     if isinstance(rule, Tree):
         return rule
-    form = rule.form(dist)
+    form = rule.acceptance_test(dist)
     if isinstance(form, Cut):
         ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
         if dist.k < min(ranks, dist.vocab_size):

@@ -149,7 +149,9 @@ class PromptBootstrap:
         low, high = self.interval(quotient(self.sums(above), self.sums(below)))
         return quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high
 
-    def share(self, counted: Counted, among: Counted | None = None) -> tuple[Any, Any, Any]:
+    def ratio_interval(
+        self, counted: Counted, among: Counted | None = None
+    ) -> tuple[Any, Any, Any]:
         """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
         over = np.bincount(self.prompts, counted)
         return self.ratio(over, self.steps if among is None else np.bincount(self.prompts, among))
@@ -166,7 +168,7 @@ class PromptBootstrap:
             return undefined, undefined
         ordered = np.sort(draws, axis=0)  # NaN last
         valid = np.sum(~np.isnan(draws), axis=0)
-        cut = rank(self.tail, valid)
+        cut = quantile_rank(self.tail, valid)
         low = np.take_along_axis(ordered, (cut - 1)[None], axis=0)[0]
         high = np.take_along_axis(ordered, np.maximum(valid - cut, 0)[None], axis=0)[0]
         return low, high
@@ -182,7 +184,7 @@ class PromptBootstrap:
         order = np.argsort(values, kind="stable")
         ordered = values[order]
         levels = np.asarray(shares, dtype=np.float64)
-        point = ordered[rank(levels, np.full(levels.shape, size)) - 1]
+        point = ordered[quantile_rank(levels, np.full(levels.shape, size)) - 1]
 
         block = math.isqrt(size) + 1
         blocks = -(-size // block)
@@ -193,7 +195,7 @@ class PromptBootstrap:
         cell = owner * blocks + np.arange(len(owner)) // block
         content = np.bincount(cell, minlength=(never + 1) * blocks).reshape(-1, blocks)
         reached = np.cumsum(weights @ content.astype(np.float64), axis=1)  # (B, blocks)
-        wanted = rank(levels, reached[:, -1:])  # (B, Q)
+        wanted = quantile_rank(levels, reached[:, -1:])  # (B, Q)
 
         block_index = np.sum(
             reached[:, None, :] < wanted[:, :, None], axis=2
@@ -235,13 +237,13 @@ def simultaneous(
         spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
         away = np.abs(draws - estimates) / spread
     largest = np.sort(np.where(defined & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
-    c = largest[rank(confidence, len(largest)) - 1]
+    c = largest[quantile_rank(confidence, len(largest)) - 1]
     widening = student_factor(confidence, prompts) / NormalDist().inv_cdf((1 + confidence) / 2)
     half = c * widening * spread
     return estimates - half, estimates + half
 
 
-def rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
+def quantile_rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
     """Return the 1-based rank of the quantile at `level` among `count` sorted values."""
     # if level * count is an integer up to rounding, it must not move to the next rank
     ranks = np.ceil(np.multiply(level, count) - 1e-9).astype(np.intp)
@@ -255,7 +257,7 @@ def summarise(
 
     In means the rule's ceiling replaces +inf, an empty rejection region; quantiles may be +inf.
     """
-    mean = bootstrap.share(np.where(np.isinf(values), ceiling, values))
+    mean = bootstrap.ratio_interval(np.where(np.isinf(values), ceiling, values))
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
     ends = {"mean": mean}
     ends |= zip(QUANTILES, zip(points, *bootstrap.interval(draws), strict=True), strict=True)

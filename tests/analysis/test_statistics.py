@@ -47,7 +47,7 @@ def test_quantiles_and_means_agree_with_resamples_written_out():
         resample = in_full(values, prompts, times)
         assert quantiles.tolist() == [smallest_reached(resample, level) for level in LEVELS]
     values, prompts = clustered(1, share_infinite=0.0)
-    found = sampled.share(values)
+    found = sampled.ratio_interval(values)
     drawn = sorted(in_full(values, prompts, times).mean() for times in sampled.weights)
     # another order of addition; with 7 prompts the outermost of 60 draws end the interval
     assert found == pytest.approx((values.mean(), drawn[0], drawn[-1]), rel=1e-13)
@@ -81,9 +81,9 @@ def test_one_prompt_has_no_interval():
     """Nor have its steps, however many; two have one."""
     one = PromptBootstrap(np.zeros(50, int), 40, 0.95, 0)
     values = np.arange(50.0)
-    for ends in (one.share(values)[1:], one.interval(one.quantiles(values, LEVELS)[1])):
+    for ends in (one.ratio_interval(values)[1:], one.interval(one.quantiles(values, LEVELS)[1])):
         assert np.isnan(ends).all()
-    assert one.share(values)[0] == values.mean()
+    assert one.ratio_interval(values)[0] == values.mean()
     steps = Trajectories.from_positions(np.arange(50))
     table = run_lengths(values, [10.0], steps, one)
     assert table[["ci_low", "ci_high"]].isna().all(axis=None)
@@ -124,7 +124,7 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     assert (grouped.count, grouped.weights.shape) == (20_000, (1000, 1000))
     assert (grouped.sums(grouped.steps) == 40_000).all()
     error = values.reshape(-1, 2).mean(axis=1).std() / math.sqrt(20_000)
-    value, low, high = grouped.share(values)
+    value, low, high = grouped.ratio_interval(values)
     assert value == pytest.approx(values.mean())
     assert (high - low) / error == pytest.approx(2 * 1.96, rel=0.1)
 
