@@ -19,13 +19,14 @@ import torch
 
 from analysis.decoding.speed import speed_bootstrap, speedups
 from analysis.statistics.bootstrap import Resampling
-from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
+from pipeline.decoding.proposers import Proposer
 from pipeline.decoding.sampling import GreedySampler
 from pipeline.decoding.verification import ExactMatch
+from pipeline.drafters import PromptLookup
+from pipeline.drafters.pairs import load_pair
 from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.loading import load_pair
 from pipeline.study import Study
 
 ROUNDS = 3
@@ -43,22 +44,26 @@ def time_decoding(words: list[str]) -> None:
     target, drafter = load_pair(*task.runtime.models)
     steps, device = settings["steps"], target.device
 
-    def own(source: Callable[[], Drafter], count: int) -> Decoder:
+    def own(source: Callable[[], Proposer], count: int) -> Decoder:
         return lambda ids: (
             decode(target, source(), ExactMatch(GreedySampler()), ids, count, steps).tokens
         )
 
     ways = {
-        "target alone, this project": own(lambda: Drafter(device), 0),
+        "target alone, this project": own(lambda: Proposer(device), 0),
         "target alone, transformers": generate(target, steps, None, 0),
     }
-    lookup = PromptLookup(settings["lookup"], device, settings["lookup_match"])
+    lookup = PromptLookup(settings["lookup"], settings["lookup_match"]).proposer(
+        GreedySampler(), None, device
+    )
     for gamma in map(int, lengths.split(",")):
-        ways[f"the drafter, {gamma}"] = own(lambda: model_drafter(drafter, GreedySampler()), gamma)
+        ways[f"the drafter, {gamma}"] = own(
+            lambda: drafter.proposer(GreedySampler(), None, device), gamma
+        )
         ways[f"prompt look-up, {gamma}"] = own(lambda: lookup, gamma)
-        ways[f"transformers, {gamma}"] = generate(target, steps, drafter, gamma)
+        ways[f"transformers, {gamma}"] = generate(target, steps, drafter.model, gamma)
     print(
-        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {steps} tokens, "
+        f"{target.label} and {drafter.model.label}, {len(prompts)} prompts, {steps} tokens, "
         f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
     )
     print_comparison(ways, prompts, study.statistics)

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import symmetric
 from pipeline.core.workers import out_of_memory
-from pipeline.decoding.drafters import Drafter, model_drafter
 from pipeline.decoding.loop import decode
+from pipeline.decoding.proposers import ModelProposer, Proposer
 from pipeline.decoding.sampling import GreedySampler
 from pipeline.decoding.verification import ExactMatch
 from pipeline.models.batch_decoding import decode_batch
@@ -133,9 +133,9 @@ def loop_emits_the_target(device: torch.device) -> str:
     """Check that drafting, as a chain and as a tree, does not change the emitted tokens."""
     model, prompts = small(device, "float32")
     drafters = [
-        Drafter(device),
-        model_drafter(model, GreedySampler()),
-        model_drafter(model, GreedySampler(), symmetric(2, 3).by_level()),
+        Proposer(device),
+        ModelProposer(model, GreedySampler()),
+        ModelProposer(model, GreedySampler(), symmetric(2, 3).by_level()),
     ]
     plain, *drafted = (
         [

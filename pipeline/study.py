@@ -231,8 +231,9 @@ def check_models(tasks: Sequence[Task]) -> None:
     """Check the models that tasks, still to be computed, will load."""
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
+    from pipeline.drafters.pairs import check_pair
     from pipeline.models.devices import check_threads, choose_device
-    from pipeline.models.loading import check_pair, skeleton
+    from pipeline.models.loading import skeleton
 
     checked = set()
     for task in tasks:

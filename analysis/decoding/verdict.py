@@ -79,7 +79,7 @@ def advise(
 
     Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
     are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
-    `answers` of `analysis.decoding.paired_accuracy.losses`, None if none were scored, and `margin` the loss
+    `answers` of `paired_accuracy.losses`, None if none were scored, and `margin` the loss
     that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
     `command` runs the study, up to a stage's name; it is empty if no model can be run. `ratios` are
     of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.core.errors import PipelineError
-from pipeline.decoding.drafters import Drafter, empty_draft, extra_columns
+from pipeline.decoding.proposers import Proposer, empty_draft, extra_columns
 from pipeline.decoding.sampling import BrokenLogitsError
 from pipeline.decoding.tree_drafting import Draft, readable, verification_pass
 from pipeline.decoding.verification import Verifier
@@ -87,7 +87,8 @@ def prefill(
     check_prompt(target, prompt, limit)
     cache = KVSession(target, len(prompt) + limit + drafted, layers, drafts=True)
     ids = send(prompt, target.device)[None]
-    marks, processor_begin = [mark(target.device)], time.thread_time()
+    marks = [mark(target.device)]
+    processor_begin = time.thread_time()
     logits = cache.prefill(ids)[0]
     marks.append(mark(target.device))
     (seconds,) = seconds_between(marks)
@@ -97,7 +98,7 @@ def prefill(
 @torch.inference_mode()
 def decode(
     target: LanguageModel,
-    drafter: Drafter,
+    proposer: Proposer,
     verifier: Verifier,
     prompt: Sequence[int] | Prefill,
     draft_length: int,
@@ -109,35 +110,39 @@ def decode(
         PipelineError: the prompt is empty, too long or has tokens that the target lacks; logits of
             the target or of the drafter are NaN or +inf.
     """
-    device, dtype = target.device, target.dtype
+    device = target.device
     if isinstance(prompt, Prefill):
-        read, cache = prompt, prompt.cache.copy(drafter.layers)
+        read = prompt
+        cache = read.cache.copy(proposer.layers)
     else:
-        read = prefill(target, prompt, limit, drafter.layers, extra_columns(drafter.tree))
+        read = prefill(target, prompt, limit, proposer.layers, extra_columns(proposer.tree))
         cache = read.cache
-    prompt, answer, position = read.prompt, Answer(), 0
-    marks, processor_begin = [mark(device)], time.thread_time()
+    prompt = read.prompt
+    answer = Answer()
+    position = 0
+    marks = [mark(device)]
+    processor_begin = time.thread_time()
     try:
         # the prompt's pass gives the first token, then the drafter reads the prompt
         _, token, _ = verifier.verify(read.logits, empty_draft(device), position)
         emit(answer, [token], target.eos)
         marks.append(mark(device))
-        drafter.begin(send(prompt, device)[None], len(prompt) + limit, cache.hidden)
+        proposer.begin(send(prompt, device)[None], len(prompt) + limit, cache.hidden)
         marks.append(mark(device))
 
         while not answer.ended and (position := len(answer.tokens)) < limit:
             text = [*prompt, *answer.tokens]
             count = min(draft_length, limit - position - 1)  # in a row; the call emits one more
-            draft = drafter.propose(text, count, position)
+            draft = proposer.propose(text, count, position)
             marks.append(mark(device))
 
             ids = torch.cat([send(text[-1:], device), readable(draft.tokens)])[None]
-            logits = cache.append(ids, verification_pass(draft.tree, device, dtype))[0]
+            logits = cache.append(ids, verification_pass(draft.tree, device, target.dtype))[0]
             marks.append(mark(device))
 
             path, token, drafted = verifier.verify(logits, draft, position)
             cache.commit_path(len(text), path)
-            drafter.accept(len(text), path, cache.hidden_after(path))
+            proposer.accept(len(text), path, cache.hidden_after(path))
             emitted = emit(answer, [*(drafted[at] for at in path), token], target.eos)
             answer.calls.append(call_of(draft, path, drafted, position, emitted, target.eos))
             marks.append(mark(device))

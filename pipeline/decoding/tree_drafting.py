@@ -1,12 +1,12 @@
 """Draft trees as passes over their nodes: fixed shapes, and trees that each call grows.
 
 A drafter reads a tree level by level: of the candidates that the last pass gave, those that get
-children. Of a fixed shape they are known (`StaticTreeBuilder`). A tree that grows (EAGLE-2) keeps the nodes
-that the drafter values most (`DynamicTreeBuilder`), chosen on the device, which is waited for once a call. The
-value of a child comes from what orders its siblings: the drafter's probability where the most
-probable are drafted; in a race q_i / e_i over their sum, the odds that i still arrives first where
-target and drafter differ. Nodes are in level order (`Topology.by_level`). A chain needs no masks:
-each token sees all before it, as models do by themselves.
+children. In a fixed shape they are known (`StaticTreeBuilder`). A dynamic tree (EAGLE-2) keeps the
+nodes that the drafter values most (`DynamicTreeBuilder`). They are chosen on the device, which the
+host waits for once a call. A child's value comes from what orders its siblings: the drafter's
+probability where the most probable tokens are drafted; in a race q_i / e_i over their sum, the odds
+that i still arrives first where target and drafter differ. Nodes are in level order
+(`Topology.by_level`). A chain needs no mask: each token sees all before it, as models do anyway.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Verifier(Protocol):
 class ExactMatch:
     """Accepts the token that the target would choose itself.
 
-    With `GreedySampler` this is strict greedy verification, with `GumbelSampler` an exponential race; without a
-    draft it is autoregressive decoding.
+    With `GreedySampler` this is strict greedy verification, with `GumbelSampler` an exponential
+    race. Without a draft it is autoregressive decoding.
     """
 
     def __init__(self, choice: Sampler) -> None:

@@ -20,11 +20,12 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.core.errors import PipelineError
+from pipeline.drafters.pairs import load_pair, read_pair
 from pipeline.engines.counts import REMEDIES, EngineAnswer
 from pipeline.engines.runs import Run
 from pipeline.models.kv_session import KVSession
-from pipeline.models.loading import load_model, load_pair
-from pipeline.models.logit_comparison import compare_logits, read_pair
+from pipeline.models.loading import load_model
+from pipeline.models.logit_comparison import compare_logits
 from pipeline.study import Study
 
 ROWS = 64  # of logits that are ranked at once, in float64

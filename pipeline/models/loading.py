@@ -33,11 +33,8 @@ from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
 from pipeline.inputs.hub import MODEL_FILES, TOKENIZER_FILES, check_one_form, model_folder
 from pipeline.models.devices import choose_device, set_up
-from pipeline.models.eagle3.drafter import Eagle3Drafter
-from pipeline.models.eagle3.loading import check_head, load_head
 from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LanguageModel, LMHead
-from pipeline.models.tokens import check_same_tokens, common_rows
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
@@ -171,48 +168,6 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
     with _loading(f"{key}.path={path}: its tokenizer", TOKENIZER):
         made = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return made  # noqa: RET504 (mypy takes it that _loading may swallow an error)
-
-
-def load_pair(
-    target: ModelSpec, drafter: ModelSpec
-) -> tuple[LanguageModel, LanguageModel | Eagle3Drafter]:
-    """Load target and drafter."""
-    model = load_model(target)
-    model.check_drafts(target.key)
-    if drafter.head is not None:
-        return model, load_head(drafter, model)
-    drafts = load_model(drafter)
-    drafts.check_drafts(drafter.key)
-    return model, drafts
-
-
-def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
-    """Check, before any weight is read, that a pair fits."""
-    model = skeleton(target)
-    model.check_drafts(target.key)
-    if drafter.head is not None:
-        check_head(drafter, model)
-        return
-    drafts = skeleton(drafter)
-    drafts.check_drafts(drafter.key)
-    tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
-    common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
-
-
-def pair_tokenizer(*models: ModelSpec) -> Any:
-    """Return the tokenizer of a target, which is its drafter's."""
-    tokenizer, *others = (
-        load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
-        for spec in models
-        if spec.head is None
-    )
-    for other in others:
-        check_same_tokens(tokenizer.get_vocab(), other.get_vocab(), _pair(*models))
-    return tokenizer
-
-
-def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
-    return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))
 
 
 @torch.inference_mode()

@@ -14,51 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.eagle3.drafter import Eagle3Drafter, teacher_forced_outputs
-from pipeline.models.kv_session import KVSession
-from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import CPU_CHUNK, StatisticsColumns, argmax, ranks_of
 
 CUDA_CHUNK = 1 << 23  # float64 values of one array on a GPU; about ten are held at once
 AT_DEPTH = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")
-
-
-@torch.inference_mode()
-def read_pair(
-    target: LanguageModel,
-    drafter: LanguageModel | Eagle3Drafter,
-    ids: Tensor,
-    keep: int,
-    depths: int = 1,
-) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
-
-    They are the target's, the drafter's by depth of a draft (a language model has one depth), and
-    those of `Eagle3Drafter.completed`.
-    """
-    text = KVSession(
-        target, ids.shape[1], drafter.layers if isinstance(drafter, Eagle3Drafter) else ()
-    )
-    logits = text.prefill(ids, keep)[0]
-    return logits, *read_drafter(drafter, ids, text.hidden, keep, depths)
-
-
-@torch.inference_mode()
-def read_drafter(
-    drafter: LanguageModel | Eagle3Drafter,
-    ids: Tensor,
-    hidden: Tensor | None,
-    keep: int,
-    depths: int = 1,
-) -> tuple[list[Tensor], Tensor | None]:
-    """Return what `read_pair` does of the drafter; a head reads the target's `hidden` states."""
-    if not isinstance(drafter, Eagle3Drafter):
-        return [KVSession(drafter, ids.shape[1]).prefill(ids, keep)[0]], None
-    assert hidden is not None
-    given = teacher_forced_outputs(drafter.head, drafter.embed(ids), hidden, depths)
-    outputs = [output[0, -keep:] for output in given]
-    drafts = [drafter.logits(output) for output in outputs]
-    return drafts, drafter.completed(outputs[0], drafts[0])
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from analysis.rule_base import CHECKED
@@ -21,9 +21,10 @@ from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
 from pipeline.core.errors import PipelineError
+from pipeline.drafters import NAMES, kind_of
 from pipeline.settings.criteria import rule_entries
 
-DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
+ALONE = "none"  # the drafter of the baseline, the target alone
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
@@ -117,12 +118,19 @@ class DraftTree:
         return {"tree": self.shape} | {key: getattr(self, key) for key in SHAPES[self.shape][0]}
 
 
+def _drafter_name(name: str) -> str:
+    allowed = (*NAMES, ALONE)
+    if name not in allowed:
+        raise ValueError(f"should be one of {', '.join(allowed)}")
+    return name
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Method:
     """One way to decode."""
 
-    # model, prompt_lookup, or none for the baseline
-    drafter: Literal["model", "prompt_lookup", "none"]
+    # the name of a kind of `pipeline.drafters`, or none for the baseline
+    drafter: Annotated[str, AfterValidator(_drafter_name)]
     # drafted tokens a call, of a tree in a row; 0 for the baseline
     draft_length: Annotated[int, Field(ge=0, le=MOST_NODES)]
     rule: Rule | None = None  # the acceptance rule, None for the baseline and for sampling alone
@@ -154,7 +162,7 @@ class Method:
     @property
     def name(self) -> str:
         """The method as printed in lines, without draft length and temperature."""
-        if self.drafter == "none":
+        if self.drafter == ALONE:
             scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         else:
             scheme = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
@@ -180,7 +188,7 @@ class Method:
 
     @property
     def _drafting(self) -> list[str]:
-        drafter = DRAFTERS.get(self.drafter, "")
+        drafter = "" if self.drafter == ALONE else kind_of(self.drafter).in_method_names
         return [drafter, *self._shape] if drafter else self._shape
 
     @property
@@ -219,7 +227,7 @@ def baseline(method: Method) -> Method:
     a baseline of their own; all other methods of a temperature share one.
     """
     races: Any = RACES if method.sampling == RACES else None
-    return Method("none", 0, None, races, method.temperature)
+    return Method(ALONE, 0, None, races, method.temperature)
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:
@@ -315,7 +323,7 @@ def _of_length(method: Method, length: int) -> Method:
 def _contradiction(method: Method) -> str:
     """Return what contradicts in a configured method; empty if nothing does."""
     rule, tree, warm = method.rule, method.tree, method.temperature > 0
-    if method.drafter == "none" or method.draft_length < 1:
+    if method.drafter == ALONE or method.draft_length < 1:
         return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
     if (rule is None) == (method.sampling is None):
         return f"give either rule or sampling ({', '.join(SAMPLINGS)})"
@@ -330,7 +338,7 @@ def _contradiction(method: Method) -> str:
         return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
     if tree is None:
         return ""
-    if method.drafter != "model":
+    if not kind_of(method.drafter).gives_logits:
         return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
     if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
         return (

@@ -96,16 +96,17 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 class AccuracyWorker:
-    """A target and its drafter, with all methods and questions; see `pipeline.core.workers.Worker`."""
+    """A target and its drafter, with all methods and questions: a `Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
         from pipeline.decoding.session import load_session
-        from pipeline.models.loading import pair_tokenizer
+        from pipeline.drafters.pairs import pair_tokenizer
 
         tokenizer = pair_tokenizer(*task.runtime.models)
         self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
         limit = max(question.max_tokens for question in self._questions.values())
-        self._pair = load_session(task, task.runtime.methods, tokenizer, limit)
+        prompts = [question.token_ids for question in self._questions.values()]
+        self._session = load_session(task, task.runtime.methods, tokenizer, limit, prompts)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
 
     def names(self) -> list[str]:
@@ -121,44 +122,43 @@ class AccuracyWorker:
         from pipeline.decoding.session import or_reason
         from pipeline.models.devices import describe_machine
 
-        pair, question = self._pair, self._questions[names[0]]
-        rows, reason = or_reason(lambda: answer(pair, question, self._text), pair.target.device)
+        session = self._session
+        question = self._questions[names[0]]
+        rows, reason = or_reason(
+            lambda: answer(session, question, self._text), session.target.device
+        )
         progress(1)
         rows = rows or {"failures": [question.row | {"reason": reason}]}
-        return describe_machine(pair.target.device), json.dumps(rows).encode()
+        return describe_machine(session.target.device), json.dumps(rows).encode()
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
 
-        runs = self._pair.runs
+        runs = self._session.runs
         return {
             "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
             "runs": [run_metadata(run) | {"baseline": runs.index(baseline(run))} for run in runs],
             "machines": distinct(measured),
-            **describe_device(self._pair.target.device),
+            **describe_device(self._session.target.device),
         }
 
 
-def answer(pair: DecodingSession, question: Question, text: Decode) -> Tables:
+def answer(session: DecodingSession, question: Question, text: Decode) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    from pipeline.decoding.session import (
-        Prompt,
-        check_fits,
-        compare_with_baseline,
-        decode_timed,
-        read_prompt,
-    )
+    from pipeline.decoding.answer_scoring import compare_with_baseline
+    from pipeline.decoding.session import Prompt, check_fits, decode_timed, read_prompt
 
-    limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
-    check_fits(replace(pair, steps=limit), prompt)
-    read = read_prompt(pair, prompt, limit)
-    answers = [decode_timed(pair, method, prompt, read)[0] for method in pair.runs]
+    limit = question.max_tokens
+    prompt = Prompt(question.key, question.token_ids)
+    check_fits(replace(session, steps=limit), prompt)
+    read = read_prompt(session, prompt, limit)
+    answers = [decode_timed(session, method, prompt, read)[0] for method in session.runs]
     score = cache(partial(score_answer, read, question, text))
     rows: Tables = {"data": [], "timings/runs": []}
-    for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
-        alone = answers[pair.runs.index(baseline(method))].tokens
+    for run, (method, made) in enumerate(zip(session.runs, answers, strict=True)):
+        alone = answers[session.runs.index(baseline(method))].tokens
         prefix = compare_with_baseline(made.tokens, alone)["common_prefix"]
         at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
         _, gaps = score(tuple(alone))
@@ -186,7 +186,7 @@ def score_answer(
     """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
     from lm_eval.models.utils import postprocess_generated_text
 
-    from pipeline.decoding.session import answer_logits, log_probability_given_up
+    from pipeline.decoding.answer_scoring import answer_logits, log_probability_given_up
 
     cut = postprocess_generated_text(text(list(tokens)), question.until, None)
     logits, _ = answer_logits(read, tokens)

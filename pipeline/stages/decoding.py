@@ -17,7 +17,15 @@ from analysis.report.text import limits
 from pipeline.core.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.core.stage import Json, Stage, Task
 from pipeline.core.timings import Asked, distinct
-from pipeline.settings.methods import RACES, SPECULATIVE, baseline, build_methods, method_entries
+from pipeline.drafters import kind_of
+from pipeline.settings.methods import (
+    ALONE,
+    RACES,
+    SPECULATIVE,
+    baseline,
+    build_methods,
+    method_entries,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +35,8 @@ if TYPE_CHECKING:
     from pipeline.core.workers import Progress, Result
     from pipeline.decoding.loop import Answer, Prefill
     from pipeline.decoding.session import DecodingSession, Prompt
+    from pipeline.models.eagle3.drafter import Eagle3Drafter
+    from pipeline.models.language_model import LanguageModel
     from pipeline.settings.methods import Method
     from pipeline.study import Study
 
@@ -47,7 +57,7 @@ def plan(study: Study) -> list[Task]:
         return []
     methods = build_methods(settings.methods, study.decoded, settings.draft_length)
     above = study.tasks["drafts"]
-    if config.drafter is None and all(method.drafter == "prompt_lookup" for method in methods):
+    if config.drafter is None and not any(kind_of(method.drafter).has_files for method in methods):
         above = study.tasks["distributions"]
     measured = any(method.needs_drafts for method in methods)
     own = settings.model_dump(include={"steps", "seed", "lookup", "lookup_match"})
@@ -91,15 +101,16 @@ class DecodingWorker:
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         from pipeline.decoding.session import load_session, warm_up
+        from pipeline.drafters.pairs import pair_tokenizer
         from pipeline.inputs.decoded_artifacts import with_measured_trees
-        from pipeline.models.loading import pair_tokenizer
 
         methods = with_measured_trees(task.runtime.methods, inputs.get("drafts"))
         self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
         tokenizer = pair_tokenizer(*task.runtime.models)
-        self._pair = load_session(task, methods, tokenizer, task.settings["steps"])
-        warm_up(self._pair, self._prompts)
+        texts = [prompt.token_ids for prompt in self._prompts]
+        self._session = load_session(task, methods, tokenizer, task.settings["steps"], texts)
+        warm_up(self._session, self._prompts)
 
     def batch(self) -> int:
         """Return how many prompts are a shard: one, which every method decodes in turn."""
@@ -110,76 +121,83 @@ class DecodingWorker:
         from pipeline.models.devices import describe_machine
 
         at = self._turns[names[0]]
-        tables = decode_prompt(self._pair, self._prompts[at], at)
+        tables = decode_prompt(self._session, self._prompts[at], at)
         progress(1)
-        return describe_machine(self._pair.target.device), json.dumps(tables).encode()
+        return describe_machine(self._session.target.device), json.dumps(tables).encode()
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
 
-        pair = self._pair
-        models = (("target", pair.target), ("drafter", pair.drafter))
+        session = self._session
+        models: dict[str, LanguageModel | Eagle3Drafter] = {"target": session.target}
+        if session.neural is not None:
+            models["drafter"] = session.neural.model
         return {
-            "runs": [run_metadata(method) for method in pair.runs],
+            "runs": [run_metadata(method) for method in session.runs],
             "bytes": {
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
-                for name, model in models
-                if model is not None
+                for name, model in models.items()
             },
             "machines": distinct(measured),
-            **describe_device(pair.target.device),
-            "vocab_size": pair.target.vocab_size,
+            **describe_device(session.target.device),
+            "vocab_size": session.target.vocab_size,
         }
 
 
-def decode_prompt(pair: DecodingSession, prompt: Prompt, turn: int) -> Tables:
-    """Decode a prompt with every method, each prompt beginning with another, or say why not."""
+def decode_prompt(session: DecodingSession, prompt: Prompt, turn: int) -> Tables:
+    """Decode a prompt with every method, in turn a different one first; or say why not."""
     from pipeline.decoding.session import check_fits, decode_timed, or_reason, read_prompt
 
     def decode_all() -> Tables:
-        check_fits(pair, prompt)
-        read, made = read_prompt(pair, prompt, pair.steps), {}
-        for at in range(len(pair.runs)):
-            index = (at + turn) % len(pair.runs)
-            made[index] = decode_timed(pair, pair.runs[index], prompt, read)
-        return prompt_rows(pair, prompt, read, [made[at] for at in range(len(pair.runs))])
+        check_fits(session, prompt)
+        read = read_prompt(session, prompt, session.steps)
+        runs = len(session.runs)
+        timed = {}
+        for at in range(runs):
+            run = (at + turn) % runs
+            timed[run] = decode_timed(session, session.runs[run], prompt, read)
+        return prompt_rows(session, prompt, read, [timed[run] for run in range(runs)])
 
-    rows, reason = or_reason(decode_all, pair.target.device)
+    rows, reason = or_reason(decode_all, session.target.device)
     return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
 
 
 def prompt_rows(
-    pair: DecodingSession, prompt: Prompt, read: Prefill, timed: Sequence[tuple[Answer, int | None]]
+    session: DecodingSession,
+    prompt: Prompt,
+    read: Prefill,
+    timed: Sequence[tuple[Answer, int | None]],
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
-    from pipeline.decoding import session as of_pair
+    from pipeline.decoding import answer_scoring
 
     rows: Tables = {name: [] for name in STAGE.tables if name != "failures"}
     alone: dict[Method, list[int]] = {}  # baselines come first
     given_up = dict[tuple[int, ...], float]()
     drawn = {  # temperatures at which trees are drafted by draws or races
-        run.temperature for run in pair.runs if run.tree and run.sampling in (SPECULATIVE, RACES)
+        run.temperature for run in session.runs if run.tree and run.sampling in (SPECULATIVE, RACES)
     }
-    for at, (run, (answer, peak)) in enumerate(zip(pair.runs, timed, strict=True)):
-        key, tokens = {"prompt_id": prompt.prompt_id, "run": at}, tuple(answer.tokens)
-        if run.drafter == "none":
+    for at, (run, (answer, peak)) in enumerate(zip(session.runs, timed, strict=True)):
+        key = {"prompt_id": prompt.prompt_id, "run": at}
+        tokens = tuple(answer.tokens)
+        if run.drafter == ALONE:
             alone[run] = answer.tokens
-            logits, hidden = of_pair.answer_logits(read, tokens)
-            if pair.drafter is not None:
-                drafts = of_pair.draft_logits(pair, read.prompt, tokens, hidden)
-            if run.temperature == 0 and pair.drafter is not None:
-                steps = {"token_id": tokens, **of_pair.drafted_columns(logits, drafts)}
+            logits, hidden = answer_scoring.answer_logits(read, tokens)
+            if session.neural is not None:
+                drafts = answer_scoring.draft_logits(session.neural, read.prompt, tokens, hidden)
+            if run.temperature == 0 and session.neural is not None:
+                steps = {"token_id": tokens, **answer_scoring.drafted_columns(logits, drafts)}
                 rows["trajectory"] = by_position({"prompt_id": prompt.prompt_id}, steps)
             elif run.temperature in drawn:
                 drawn.remove(run.temperature)
-                entropies = of_pair.entropy_columns(logits, drafts, run.temperature)
+                entropies = answer_scoring.entropy_columns(logits, drafts, run.temperature)
                 rows["contexts"] += by_position(key, entropies)
         elif tokens not in given_up:
-            logits, _ = of_pair.answer_logits(read, tokens)
+            logits, _ = answer_scoring.answer_logits(read, tokens)
         if tokens not in given_up:
-            given_up[tokens] = float(of_pair.log_probability_given_up(logits, tokens).sum())
+            given_up[tokens] = float(answer_scoring.log_probability_given_up(logits, tokens).sum())
         rows["data"].append(
             {
                 **key,
@@ -191,7 +209,7 @@ def prompt_rows(
                 "text_tokens": len(prompt.token_ids) + len(tokens),
                 "ended": answer.ended,
                 "nats_given_up": given_up[tokens],
-                **of_pair.compare_with_baseline(answer.tokens, alone[baseline(run)]),
+                **answer_scoring.compare_with_baseline(answer.tokens, alone[baseline(run)]),
             }
         )
         rows["timings/runs"].append(

@@ -16,6 +16,7 @@ from pipeline.core import columns
 from pipeline.core.columns import STEP, TARGET, Column, Columns
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Stage, Task
+from pipeline.drafters.eagle3_head import Eagle3Head
 from pipeline.inputs.artifact_readers import read_token_ids
 from pipeline.models.tokens import common_rows
 
@@ -123,15 +124,16 @@ class DraftsWorker:
     """A target and its drafter; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
+        from pipeline.drafters.pairs import load_pair, pair_tokenizer
         from pipeline.models.language_model import LanguageModel
-        from pipeline.models.loading import load_pair, pair_tokenizer
 
         models, label = task.runtime.models, task.runtime.pair
         self._task, self._prompts = task, read_token_ids(inputs["prompts"])
         self._answers = answers_of(inputs)
         tokens = 1 + max(pair_tokenizer(*models).get_vocab().values())
         self.target, self.drafter = load_pair(*models)
-        self._rows = common_rows(self.target.vocab_size, self.drafter.vocab_size, tokens, label)
+        rows = self.drafter.model.vocab_size
+        self._rows = common_rows(self.target.vocab_size, rows, tokens, label)
         self._k = min(inputs["distributions"].facts["k"], self._rows)
         self._temperature = task.settings["temperature"]
         of_answers = task.inputs["distributions"].settings["temperature"]
@@ -144,7 +146,7 @@ class DraftsWorker:
                 f"tokens than that, one has {shortest}: raise prompts.min_tokens, or lower depths"
             )
         longest = max(len(self._prompts[name]) + len(ids) for name, ids in self._answers.items())
-        for model in (self.target, self.drafter):
+        for model in (self.target, self.drafter.model):
             if isinstance(model, LanguageModel):
                 model.check_context(longest, "distributions.steps")
 
@@ -167,7 +169,8 @@ class DraftsWorker:
     def _compared(self, name: str) -> dict[str, np.ndarray]:
         import torch
 
-        from pipeline.models.logit_comparison import compare_logits, read_pair
+        from pipeline.drafters.pairs import read_pair
+        from pipeline.models.logit_comparison import compare_logits
         from pipeline.models.logit_statistics import logit_statistics
 
         prompt, answer = self._prompts[name], self._answers[name]
@@ -191,7 +194,6 @@ class DraftsWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the pair and the run."""
         from pipeline.models.devices import describe_device, peak_memory
-        from pipeline.models.eagle3.drafter import Eagle3Drafter
 
         found: Json = {
             "vocab_size": self._rows,
@@ -201,10 +203,10 @@ class DraftsWorker:
             **describe_device(self.target.device),
             "peak_memory_bytes": peak_memory(self.target.device),
         }
-        if isinstance(self.drafter, Eagle3Drafter):  # it runs in the dtypes of its target
+        if isinstance(self.drafter, Eagle3Head):  # it runs in the dtypes of its target
             entries = self._task.settings["target"]
             found["drafter"] = {name: entries[name] for name in ("dtype", "head_dtype")}
-            found["completed"] = self.drafter.drafted is not None  # there is full_kl
+            found["completed"] = self.drafter.model.drafted is not None  # there is full_kl
         return found
 
 

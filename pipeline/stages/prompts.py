@@ -1,4 +1,4 @@
-"""Stage prompts: samples prompts of the wanted length from a data set (`pipeline.inputs.prompt_files`).
+"""Stage prompts: samples prompts of the wanted length from a data set.
 
 Run it with ``python -m pipeline stage=prompts``.
 """

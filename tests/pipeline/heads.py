@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.functional import silu
 
 from conf.schema import HeadConfig
+from pipeline.drafters.draft_model import DraftModel
+from pipeline.drafters.eagle3_head import Eagle3Head
+from pipeline.drafters.prompt_lookup import PromptLookup
 from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_target
 from pipeline.models.language_model import linear_of
 from tests.pipeline import tiny
@@ -165,3 +168,13 @@ def reference(target, given, text, drafts, layers=(2, 3, 4)):
         outputs = layer(given, embedding(target, given, (text + drafts[:at])[1:]), states)
         states = torch.cat([states, outputs[-1:]])
     return outputs[-1]
+
+
+def neural(model):
+    """A loaded head or language model as a drafter."""
+    return Eagle3Head(model) if isinstance(model, Eagle3Drafter) else DraftModel(model)
+
+
+def lookup_proposer(longest, match="latest"):
+    """What proposes look-up's drafts for one answer."""
+    return PromptLookup(longest, match).proposer(None, None, torch.device("cpu"))

@@ -11,14 +11,16 @@ import torch
 from analysis.acceptance.judgement import rounding
 from pipeline.core.errors import PipelineError
 from pipeline.core.store import Store
-from pipeline.models import loading as load
+from pipeline.drafters import pairs
+from pipeline.drafters.pairs import read_pair
 from pipeline.models import logit_comparison as compare
-from pipeline.models.logit_comparison import compare_logits, read_pair
+from pipeline.models.logit_comparison import compare_logits
 from pipeline.models.tokens import check_same_tokens, common_rows
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from tests import divergences
 from tests.analysis.cases import noisy, stored_columns
 from tests.pipeline import heads
+from tests.pipeline.heads import neural
 from tests.pipeline.tiny import drafts_of, dump_of, planned, publish, random_model, used
 
 LAWS = ("tv", "erss_acceptance", "harmonic_mean")
@@ -198,8 +200,8 @@ def made(root, monkeypatch, drafter, target=TARGET, temperature=0.0, **of_drafte
     publish(decoded, store, write)
     pair = used(root, label="T", batch=2), used(root, label="D", **of_drafter)
     tokenizer = SimpleNamespace(get_vocab=lambda: {"last": 89})
-    monkeypatch.setattr(load, "pair_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(load, "load_pair", lambda *_: (target, drafter))
+    monkeypatch.setattr(pairs, "pair_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(pairs, "load_pair", lambda *_: (target, neural(drafter)))
     return store.get(drafts_of(*pair, {"prompts": prompts, "distributions": decoded}))
 
 
@@ -250,7 +252,7 @@ def test_a_head_is_compared_at_every_depth(reduced):
     drafted = torch.arange(0, VOCAB, 2) if reduced else None
     head = heads.random_head(TARGET, drafted)
     text = torch.tensor([PROMPTS["b"] + ANSWERS["b"]])
-    logits, drafts, completed = read_pair(TARGET, head, text[:, :-1], 2, depths=3)
+    logits, drafts, completed = read_pair(TARGET, neural(head), text[:, :-1], 2, depths=3)
     np.testing.assert_allclose(logits, plain(TARGET, "b"), atol=1e-5)
     assert [draft.shape for draft in drafts] == 3 * [(2, VOCAB)]
     assert (completed is not None) == reduced

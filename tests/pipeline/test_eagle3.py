@@ -12,7 +12,7 @@ from transformers import (
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.core.errors import PipelineError
-from pipeline.decoding.drafters import Eagle3TreeDrafter
+from pipeline.decoding.proposers import Eagle3Proposer
 from pipeline.decoding.sampling import GreedySampler
 from pipeline.inputs.hub import Identities
 from pipeline.models.eagle3.drafter import teacher_forced_outputs
@@ -34,7 +34,7 @@ def target():
 
 def begun(model, text, tree=None):
     """A drafter that has read a text but its last token."""
-    drafter = Eagle3TreeDrafter(model, GreedySampler(), tree)
+    drafter = Eagle3Proposer(model, GreedySampler(), tree)
     hidden = states_of(model.target, text[:-1], model.layers)[None]
     drafter.begin(torch.tensor([text[:-1]]), 60, hidden)
     return drafter

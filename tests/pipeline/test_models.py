@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import file_digest
-from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import prefill
+from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import GreedySampler
 from pipeline.inputs import hub
 from pipeline.inputs.hub import Identities, Identity
@@ -24,7 +24,8 @@ from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model, load_tokenizer, relative_error
 from pipeline.study import check_models
 from tests.pipeline import tiny
-from tests.pipeline.decoding.pair import CPU, LIMIT, greedy, plain_greedy
+from tests.pipeline.decoding.pair import LIMIT, greedy, plain_greedy
+from tests.pipeline.heads import lookup_proposer
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def write(directory, kind, shape, attention):
     return directory
 
 
-class Faulty(ModelDrafter):
+class Faulty(ModelProposer):
     """Drafts what the target would say but, in some calls, for the second token."""
 
     def propose(self, tokens, count, position):
@@ -255,7 +256,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_p
     for prompt in prompts:
         wanted = plain_greedy(model, prompt)
         read = prefill(model, prompt, LIMIT)  # once for both
-        assert greedy(model, PromptLookup(2, CPU), read, 4).tokens == wanted
+        assert greedy(model, lookup_proposer(2), read, 4).tokens == wanted
         answer = greedy(model, Faulty(model, GreedySampler()), read, 4)
         assert answer.tokens == wanted
         for call in answer.calls:  # after a fault both caches are rolled back, and right again

@@ -206,7 +206,7 @@ class Eagle3Drafter:
         layers: Sequence[int] = (),  # noqa: ARG002 of language models
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after the last of `ids`, and the outputs; see `LanguageModel.forward`."""
+        """Return the logits after the last of `ids`, and the outputs: `LanguageModel.forward`."""
         assert features is not None
         layer = self.head.midlayer
         if positions is None:

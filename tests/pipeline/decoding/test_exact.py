@@ -21,8 +21,8 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
+from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import (
     TEST,
     TOKEN,
@@ -124,7 +124,7 @@ def sampled(models, tree, limit, verify):
     def run(fork):
         noise = ForkedNoise(fork)
         choice = ForkedDraft(noise)
-        source = ModelDrafter(smaller, choice, tree)
+        source = ModelProposer(smaller, choice, tree)
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)
 
@@ -164,7 +164,7 @@ def drawn(target, smaller, tree, verify):
     """The law of answers of two tokens whose drafts are the most probable tokens."""
 
     def run(fork):
-        source = ModelDrafter(smaller, GreedySampler(), tree)
+        source = ModelProposer(smaller, GreedySampler(), tree)
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(ForkedNoise(fork)), [0], depth, 3).tokens)
 
@@ -253,7 +253,7 @@ def test_races_are_lossless(tree, eos):
         accepted = np.zeros(2)  # of the first drafted token, by the one before it
         for races in itertools.product(*pieces((target, smaller), 3)):
             race = GumbelSampler(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
-            source = ModelDrafter(smaller, race, tree)
+            source = ModelProposer(smaller, race, tree)
             answer = decode(target, source, ExactMatch(race), [0], depth, 3)
             width = math.prod(width for _, width in races)
             law[tuple(answer.tokens)] += width
@@ -274,7 +274,7 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree):
 
         def run(fork, us=us):
             noise = PiecewiseNoise(us, tree.depth, fork)
-            source = ModelDrafter(smaller, GumbelWithoutReplacement(1.0, noise), tree)
+            source = ModelProposer(smaller, GumbelWithoutReplacement(1.0, noise), tree)
             answer = decode(target, source, SpeculativeSampling(1.0, noise), [0], tree.depth, 3)
             return tuple(answer.tokens)
 

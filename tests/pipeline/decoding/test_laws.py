@@ -18,8 +18,8 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
-from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
+from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import TOKEN, InverseCdfSampler, Noise
 from pipeline.decoding.session import scheme_of
 from pipeline.decoding.tree_drafting import Draft
@@ -27,6 +27,7 @@ from pipeline.decoding.verification import RuleVerifier, SpeculativeSampling, ap
 from pipeline.models.logit_statistics import invert
 from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
+from tests.pipeline.heads import lookup_proposer
 
 
 def chi_square(counts, law):
@@ -58,7 +59,7 @@ def test_sampled_answers_have_the_law_of_the_target(drafter, sampling):
     for seed in range(900):
         choice, verifier = scheme_of(method, Noise(seed, "p", 4, CPU, 2))
         lookup = drafter == "prompt_lookup"
-        source = PromptLookup(2, CPU) if lookup else ModelDrafter(smaller, choice)
+        source = lookup_proposer(2) if lookup else ModelProposer(smaller, choice)
         answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]

@@ -13,9 +13,10 @@ from analysis.trees.sibling_rates import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.core.errors import PipelineError
 from pipeline.core.store import Store
+from pipeline.decoding import answer_scoring
 from pipeline.decoding import session as pair
+from pipeline.drafters import pairs
 from pipeline.inputs import decoded_artifacts as artifacts
-from pipeline.models import loading as load
 from pipeline.models.eagle3.drafter import teacher_forced_outputs
 from pipeline.settings.methods import method_entries
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
@@ -46,8 +47,8 @@ def stage(request, target, drafter, monkeypatch, tmp_path):
     drafted = torch.arange(0, V, 2)
     drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
     tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)})
-    monkeypatch.setattr(load, "pair_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
+    monkeypatch.setattr(pairs, "pair_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(pair, "load_pair", lambda *_: (target, heads.neural(drafts)))
 
     def run(prompts, chosen=METHODS):
         rows = [
@@ -142,13 +143,13 @@ def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target():
     target = torch.tensor([[2.0, 3.0, 3.0], [1.0, 1.0, 0.0]])
     drafts = torch.tensor([[0.0, 5.0, 5.0], [-torch.inf, 7.0, 7.0]])
     for dtype in (torch.float32, torch.bfloat16):
-        found = pair.drafted_columns(target.to(dtype), drafts.to(dtype))
+        found = answer_scoring.drafted_columns(target.to(dtype), drafts.to(dtype))
         assert found["draft_token_id"] == [1, 1]
         assert found["draft_rank"] == [1, 2]
         assert (found["z1"], found["z2"]) == ([3.0, 1.0], [3.0, 1.0])
         below = target.double().log_softmax(1)[:, 1].tolist()
         assert found["draft_log_prob"] == pytest.approx(below)
-    alone = pair.drafted_columns(torch.zeros(2, 1), torch.zeros(2, 1))  # a single token
+    alone = answer_scoring.drafted_columns(torch.zeros(2, 1), torch.zeros(2, 1))  # a single token
     assert (alone["draft_rank"], alone["z2"]) == ([1, 1], [-math.inf] * 2)
 
 

@@ -18,13 +18,14 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
 from pipeline.decoding.loop import decode, tokens_before_eos
+from pipeline.decoding.proposers import ModelProposer, Proposer
 from pipeline.decoding.sampling import GreedySampler, GumbelSampler, Noise, first_tokens
 from pipeline.decoding.tree_drafting import inner_nodes
 from pipeline.decoding.verification import ExactMatch
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
+from tests.pipeline.heads import neural
 
 TREES = [
     sequence(3),
@@ -105,7 +106,7 @@ def grown_plainly(model, text, growth, race, position):
 @torch.inference_mode()
 def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, raced):
     race = GumbelSampler(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
-    own = ModelDrafter(drafter, race or GreedySampler(), tree)
+    own = ModelProposer(drafter, race or GreedySampler(), tree)
     text = list(PROMPTS[1])
     own.begin(torch.tensor([text[:-1]]), 80, None)
     shapes = set()
@@ -135,8 +136,8 @@ def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
     answer = greedy_on(target, source, tree, prompt)
     assert answer.tokens == plain_greedy(target, prompt)
     race = GumbelSampler(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
-    alone = decode(target, Drafter(CPU), ExactMatch(race), prompt, 0, LIMIT)
-    own = model_drafter(source, race, tree)
+    alone = decode(target, Proposer(CPU), ExactMatch(race), prompt, 0, LIMIT)
+    own = neural(source).proposer(race, tree, CPU)
     raced = decode(target, own, ExactMatch(race), prompt, tree.depth, LIMIT)
     assert raced.tokens == alone.tokens
     for one in (answer, raced):
@@ -144,7 +145,7 @@ def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
 
 
 def greedy_on(target, source, tree, prompt):
-    own = model_drafter(source, GreedySampler(), tree)
+    own = neural(source).proposer(GreedySampler(), tree, CPU)
     return decode(target, own, ExactMatch(GreedySampler()), prompt, tree.depth, LIMIT)
 
 

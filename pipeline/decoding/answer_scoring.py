@@ -1,0 +1,91 @@
+"""Answers that were decoded, scored by target and drafter: logits, agreement, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from analysis.trees.sibling_rates import index_entropies
+from pipeline.core.columns import Row
+from pipeline.decoding.loop import Prefill
+from pipeline.decoding.sampling import tempered
+from pipeline.drafters import NeuralDrafter
+from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
+
+
+def compare_with_baseline(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
+    """Return the agreement of an answer with the baseline's; lengths may differ."""
+    same = [a == b for a, b in zip(tokens, baseline, strict=False)]
+    return {
+        "agreement": sum(same) / max(len(tokens), len(baseline)),
+        "common_prefix": same.index(False) if False in same else len(same),
+    }
+
+
+@torch.inference_mode()
+def answer_logits(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return the target's logits (n, V) from which the n tokens of an answer were chosen.
+
+    And the hidden states (1, m, layers, d) of the text without its last token, None without layers.
+    """
+    logits = read.logits
+    hidden = read.cache.hidden
+    if len(answer) > 1:
+        cache = read.cache.copy(read.cache.layers)
+        ids = torch.tensor([answer[:-1]], device=logits.device)
+        logits = torch.cat([logits, cache.append(ids)[0]])
+        if hidden is not None and cache.hidden is not None:
+            hidden = torch.cat([hidden, cache.hidden], 1)
+    return logits, hidden
+
+
+def draft_logits(
+    drafter: NeuralDrafter, prompt: Sequence[int], answer: Sequence[int], hidden: Tensor | None
+) -> Tensor:
+    """Return the drafter's logits (n, V) at the n tokens of an answer; a head reads `hidden`."""
+    text = torch.tensor([[*prompt, *answer[:-1]]], device=drafter.model.device)
+    logits, _ = drafter.teacher_forced_logits(text, hidden, len(answer))
+    return logits[0]
+
+
+def log_probability_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
+    """Return log(p0 / p(token)), (n,) float64, of the n tokens of an answer with logits (n, V)."""
+    chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
+    return logits.amax(1).double() - chosen.double()
+
+
+def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
+    """Return the greedy draft at every step and the target's view of it, of logits (n, V) of both.
+
+    Of equal logits the drafter takes the first, as `GreedySampler` does.
+    """
+    token = argmax(drafts)
+    statistics = logit_statistics(logits, 2)
+    top = statistics["top_logits"]
+    surprisal = statistics["top_surprisal"]
+    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)  # a single token has no second
+    below = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
+    columns = {
+        "draft_token_id": token,
+        "draft_rank": ranks_of(token, logits),
+        "draft_log_prob": below,
+        "z1": z1,
+        "z2": z2,
+        "top_surprisal": surprisal,
+    }
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def entropy_columns(
+    logits: Tensor, drafts: Tensor, temperature: float
+) -> dict[str, tuple[float, ...]]:
+    """Return KL and H[R] at every step, of logits (n, V) of both."""
+    log_p, log_q = (
+        tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
+    )
+    steps = [index_entropies(p, q) for p, q in zip(log_p, log_q, strict=True)]
+    kl, greedy, races = zip(*steps, strict=True)
+    return {"kl": kl, "greedy_entropy": greedy, "races_entropy": races}

@@ -1,0 +1,76 @@
+"""A smaller language model that drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.drafters.kind import NeuralDrafter
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from conf.schema import DrafterConfig
+    from pipeline.core.stage import Json, ModelSpec
+    from pipeline.decoding.proposers import ModelProposer, TreeShape
+    from pipeline.decoding.sampling import Sampler
+    from pipeline.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class DraftModel(NeuralDrafter):
+    """A language model with the target's tokens."""
+
+    model: LanguageModel
+
+    @classmethod
+    def reads(cls, drafter: DrafterConfig | ModelSpec) -> bool:
+        """Say whether the drafter is no head."""
+        return drafter.head is None
+
+    @classmethod
+    def engines(cls, settings: Json) -> str:  # noqa: ARG003
+        """Return the engines that run its chains."""
+        return "vLLM, llama.cpp"
+
+    @classmethod
+    def load(cls, spec: ModelSpec, target: LanguageModel) -> DraftModel:  # noqa: ARG003
+        """Load the model."""
+        from pipeline.models.loading import load_model
+
+        model = load_model(spec)
+        model.check_drafts(spec.key)
+        return cls(model)
+
+    @classmethod
+    def check(cls, spec: ModelSpec, target: LanguageModel) -> int:  # noqa: ARG003
+        """Check that the model can draft; return its rows of logits."""
+        from pipeline.models.loading import skeleton
+
+        model = skeleton(spec)
+        model.check_drafts(spec.key)
+        return model.vocab_size
+
+    def proposer(
+        self,
+        sampler: Sampler,
+        tree: TreeShape | None,
+        device: torch.device,  # noqa: ARG002
+    ) -> ModelProposer:
+        """Return what drafts one answer."""
+        from pipeline.decoding.proposers import ModelProposer
+
+        return ModelProposer(self.model, sampler, tree)
+
+    def teacher_forced_logits(
+        self,
+        ids: Tensor,
+        hidden: Tensor | None,  # noqa: ARG002
+        keep: int,
+        depths: int = 1,  # noqa: ARG002
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Read a text in one pass; all depths of a draft are alike."""
+        from pipeline.models.kv_session import KVSession
+
+        return [KVSession(self.model, ids.shape[1]).prefill(ids, keep)[0]], None

@@ -1,0 +1,79 @@
+"""An EAGLE-3 head on the target that drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.drafters.kind import NeuralDrafter
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from conf.schema import DrafterConfig
+    from pipeline.core.stage import Json, ModelSpec
+    from pipeline.decoding.proposers import Eagle3Proposer, TreeShape
+    from pipeline.decoding.sampling import Sampler
+    from pipeline.models.eagle3.drafter import Eagle3Drafter
+    from pipeline.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Eagle3Head(NeuralDrafter):
+    """A head that reads the target's hidden states."""
+
+    model: Eagle3Drafter
+
+    @property
+    def layers(self) -> tuple[int, ...]:  # type: ignore[override]
+        """After how many of the target's layers it reads hidden states."""
+        return self.model.layers
+
+    @classmethod
+    def reads(cls, drafter: DrafterConfig | ModelSpec) -> bool:
+        """Say whether the drafter is a head."""
+        return drafter.head is not None
+
+    @classmethod
+    def engines(cls, settings: Json) -> str:  # noqa: ARG003
+        """Return the engines that run its chains."""
+        return "vLLM (eagle3)"
+
+    @classmethod
+    def load(cls, spec: ModelSpec, target: LanguageModel) -> Eagle3Head:
+        """Load the head."""
+        from pipeline.models.eagle3.loading import load_head
+
+        return cls(load_head(spec, target))
+
+    @classmethod
+    def check(cls, spec: ModelSpec, target: LanguageModel) -> None:
+        """Check that the head fits the target, whose rows of logits it has."""
+        from pipeline.models.eagle3.loading import check_head
+
+        check_head(spec, target)
+
+    def proposer(
+        self,
+        sampler: Sampler,
+        tree: TreeShape | None,
+        device: torch.device,  # noqa: ARG002
+    ) -> Eagle3Proposer:
+        """Return what drafts one answer."""
+        from pipeline.decoding.proposers import Eagle3Proposer
+
+        return Eagle3Proposer(self.model, sampler, tree)
+
+    def teacher_forced_logits(
+        self, ids: Tensor, hidden: Tensor | None, keep: int, depths: int = 1
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Read a text at each depth of a draft in one pass a depth."""
+        from pipeline.models.eagle3.drafter import teacher_forced_outputs
+
+        assert hidden is not None
+        model = self.model
+        outputs = teacher_forced_outputs(model.head, model.embed(ids), hidden, depths)
+        kept = [output[0, -keep:] for output in outputs]
+        drafts = [model.logits(output) for output in kept]
+        return drafts, model.completed(kept[0], drafts[0])

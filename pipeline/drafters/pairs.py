@@ -1,0 +1,61 @@
+"""A target and the drafter that the configuration names: loaded, checked and read together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.core.stage import ModelSpec
+from pipeline.drafters import NeuralDrafter, neural_kind
+from pipeline.models.kv_session import KVSession
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.loading import load_model, load_tokenizer, skeleton
+from pipeline.models.tokens import check_same_tokens, common_rows
+
+
+def load_pair(target: ModelSpec, drafter: ModelSpec) -> tuple[LanguageModel, NeuralDrafter]:
+    """Load target and drafter."""
+    model = load_model(target)
+    model.check_drafts(target.key)
+    return model, neural_kind(drafter).load(drafter, model)
+
+
+def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
+    """Check, before any weight is read, that a pair fits."""
+    model = skeleton(target)
+    model.check_drafts(target.key)
+    rows = neural_kind(drafter).check(drafter, model)
+    if rows is not None:
+        tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
+        common_rows(model.vocab_size, rows, tokens, _pair(target, drafter))
+
+
+def pair_tokenizer(*models: ModelSpec) -> Any:
+    """Return the tokenizer of a target, which is its drafter's."""
+    tokenizer, *others = (
+        load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
+        for spec in models
+        if spec.head is None
+    )
+    for other in others:
+        check_same_tokens(tokenizer.get_vocab(), other.get_vocab(), _pair(*models))
+    return tokenizer
+
+
+def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
+    return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))
+
+
+@torch.inference_mode()
+def read_pair(
+    target: LanguageModel, drafter: NeuralDrafter, ids: Tensor, keep: int, depths: int = 1
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
+
+    They are the target's, and those of `NeuralDrafter.teacher_forced_logits`.
+    """
+    session = KVSession(target, ids.shape[1], drafter.layers)
+    logits = session.prefill(ids, keep)[0]
+    return logits, *drafter.teacher_forced_logits(ids, session.hidden, keep, depths)

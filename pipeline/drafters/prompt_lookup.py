@@ -1,0 +1,44 @@
+"""Prompt look-up, which repeats what followed an earlier passage of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from analysis.decoding.lookup import continuation
+from pipeline.drafters.kind import TextDrafter
+
+if TYPE_CHECKING:
+    from pipeline.core.stage import Json
+
+ENGINES = {  # by decoding.lookup_match
+    "earliest": "vLLM (ngram)",
+    "latest": "vLLM, llama.cpp, by other matches",
+}
+
+
+class PromptLookup(TextDrafter):
+    """Drafts the `continuation` of an earlier occurrence of the last few tokens."""
+
+    name: ClassVar[str] = "prompt_lookup"
+    in_method_names: ClassVar[str] = "prompt lookup"
+    in_sentences: ClassVar[str] = "prompt look-up"
+
+    def __init__(self, longest: int, match: str = "latest") -> None:
+        """Match at most `longest` tokens, at their "latest" or "earliest" occurrence."""
+        self._longest = longest
+        self._match = match
+
+    @classmethod
+    def engines(cls, settings: Json) -> str:
+        """Return the engines that run look-up."""
+        return ENGINES[settings["lookup_match"]]
+
+    @classmethod
+    def load(cls, settings: Json, prompts: Sequence[Sequence[int]]) -> PromptLookup:  # noqa: ARG003
+        """Return it with the settings of decoding."""
+        return cls(settings["lookup"], settings["lookup_match"])
+
+    def draft(self, text: Sequence[int], count: int) -> list[int]:
+        """Return up to `count` tokens that followed, none without an occurrence."""
+        return continuation(text, self._longest, count, self._match)
