@@ -24,7 +24,7 @@ from pipeline.core.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task,
 from pipeline.core.store import Store, relative
 from pipeline.inputs.hub import Identities, local_file, local_path
 from pipeline.settings.composition import composed, settings_of
-from pipeline.settings.criteria import build_rules, decoded_rules, rule_entries
+from pipeline.settings.criteria import build_rules, rule_entries
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,14 +55,15 @@ class Study:
         Raises:
             PipelineError: the configuration or an input is not usable; a line for each problem.
         """
-        problems, self.overrides = list[str](), overrides
-        self.rules, self.decoded = list[Rule](), list[Rule]()
+        problems: list[str] = []
+        self.overrides = overrides
+        self.rules: list[Rule] = []
+        self.decoded: list[Rule] = []
         self.config = settings_of(composed(overrides) if config is None else config)
         self.store = Store(Path(self.config.outputs) / "artifacts")
         self.identities = Identities(self.store.root / ".identities.json")
         with collect_errors(problems):
-            self.rules = build_rules(self.config.criteria)
-            self.decoded = decoded_rules(self.config.criteria)
+            self.rules, self.decoded = build_rules(self.config.criteria)
         if not self.config.targets:
             raise PipelineError(
                 "no target: add target=mini_large, or target=local "

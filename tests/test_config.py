@@ -8,7 +8,7 @@ from pipeline import cli, solve
 from pipeline.core.errors import PipelineError, collect_errors, one_line
 from pipeline.core.paths import CONF
 from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
-from pipeline.settings.criteria import build_rules, decoded_rules
+from pipeline.settings.criteria import build_rules
 from pipeline.settings.methods import build_methods
 from pipeline.study import Study
 from tests.conftest import pipeline
@@ -32,11 +32,9 @@ def test_every_option_composes(group, option):
         )
     with collect_errors(problems := list[str]()):
         settings = settings_of(config)
-        assert build_rules(settings.criteria)
-        decoding = settings.decoding
-        assert build_methods(
-            decoding.methods, decoded_rules(settings.criteria), decoding.draft_length
-        )
+        rules, decoded = build_rules(settings.criteria)
+        assert rules
+        assert build_methods(settings.decoding.methods, decoded, settings.decoding.draft_length)
     assert all(re.fullmatch(r"\S+\.(path|source) must be given", one) for one in problems)
 
 

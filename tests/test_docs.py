@@ -19,7 +19,7 @@ from analysis.rules import BUILT_IN
 from conf import schema
 from pipeline.core.paths import CONF, ROOT
 from pipeline.settings.composition import OVERRIDE, composed, settings_of
-from pipeline.settings.criteria import build_rules, decoded_rules
+from pipeline.settings.criteria import build_rules
 from pipeline.settings.methods import build_methods
 
 DOCS = list((ROOT / "docs").glob("*.md"))
@@ -208,7 +208,7 @@ def test_every_command_is_understood(tmp_path):
                 for one in understood(module, words, tmp_path):
                     own = "my_rules" in str(one.criteria)
                     assert own or build_rules(one.criteria)
-                    build_methods(one.decoding.methods, [] if own else decoded_rules(one.criteria))
+                    build_methods(one.decoding.methods, [] if own else build_rules(one.criteria)[1])
             except Exception as error:
                 raise AssertionError(f"{page.name}: {module} {shlex.join(words)}") from error
 

@@ -122,17 +122,21 @@ def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, st
     return None, reason
 
 
-def check_fits(session: DecodingSession, prompt: Prompt) -> None:
-    """Check that a prompt and its answer fit into the contexts of the models that decode it."""
-    check_prompt(session.target, prompt.token_ids, session.steps)
+def _check_drafter_fits(session: DecodingSession, prompt: Prompt, steps: int) -> None:
+    """Check that prompt and answer fit into the drafter's context; `prefill` checks the target."""
     neural = session.neural
     drafts = any(run.drafter == NeuralDrafter.name for run in session.runs)
     if drafts and neural is not None and isinstance(neural.model, LanguageModel):
-        check_prompt(neural.model, prompt.token_ids, session.steps)
+        check_prompt(neural.model, prompt.token_ids, steps)
 
 
 def read_prompt(session: DecodingSession, prompt: Prompt, steps: int) -> Prefill:
-    """Read a prompt once for all methods; each decodes an answer of at most `steps` tokens."""
+    """Read a prompt once for all methods; each decodes an answer of at most `steps` tokens.
+
+    Raises:
+        PipelineError: prompt and answer do not fit into the context of target or drafter.
+    """
+    _check_drafter_fits(session, prompt, steps)
     layers = () if session.neural is None else session.neural.layers
     drafted = max(extra_columns(method.topology) for method in session.runs)
     return prefill(session.target, prompt.token_ids, steps, layers, drafted)
@@ -159,7 +163,6 @@ def warm_up(session: DecodingSession, prompts: Sequence[Prompt]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
 
     def warm(prompt: Prompt) -> bool:
-        check_fits(session, prompt)
         read = read_prompt(session, prompt, WARM_UP)
         for method in session.runs:
             decode_timed(session, method, prompt, read)

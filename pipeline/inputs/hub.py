@@ -105,7 +105,7 @@ class Identities:
         return json_digest(names)
 
     def _hash(self, path: Path) -> str:
-        key = f"{path.resolve()}:{_state(path)}"
+        key = f"{path.resolve()}:{file_state(path)}"
         if key not in self._memo:
             digest, state = file_digest(path), path.stat()
             if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) <= SETTLED:
@@ -117,7 +117,7 @@ class Identities:
         return self._memo[key]
 
 
-def _state(path: Path) -> str:
+def file_state(path: Path) -> str:
     """Return what changes with a file's content."""
     state = path.stat()
     return f"{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}:{state.st_ino}"
@@ -287,7 +287,7 @@ def _damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
     for path in matching(folder, patterns):
         if path.is_symlink():
             blob = Path(os.path.normpath(path.parent / path.readlink()))
-            if blob.parent.resolve() == blobs and not _as_named(blob, _state(blob)):
+            if blob.parent.resolve() == blobs and not _as_named(blob, file_state(blob)):
                 names.append(str(path.relative_to(folder)))
     return names
 

@@ -11,9 +11,11 @@ made-up tokens rounding to 16 bits moves the logits of some models as far as a m
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,13 @@ from transformers import logging as transformers_logging
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
-from pipeline.inputs.hub import MODEL_FILES, TOKENIZER_FILES, check_one_form, model_folder
+from pipeline.inputs.hub import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    check_one_form,
+    file_state,
+    model_folder,
+)
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LanguageModel, LMHead
@@ -53,12 +61,13 @@ def load_model(spec: ModelSpec) -> LanguageModel:
     key, settings, path = spec.key, spec.settings, spec.settings.path
     device = choose_device(spec.device.name)
     set_up(device, spec.device.threads)
-    skeleton(spec)
+    config = skeleton(spec).module.config
     folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()
     with _loading(f"{key}.path={path}", MODEL):
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=copy.deepcopy(config),
             dtype=getattr(torch, settings.dtype),
             use_safetensors=True,
             attn_implementation=settings.attention,
@@ -97,8 +106,9 @@ def _stored_types(folder: Path) -> set[str]:
     return types
 
 
+@lru_cache(maxsize=8)
 def skeleton(spec: ModelSpec) -> LanguageModel:
-    """Return a model without weights, for checks before they are read."""
+    """Return a model without weights, for checks before they are read; once in a process."""
     key, settings, where = spec.key, spec.settings, f"{spec.key}.path={spec.settings.path}"
     folder = model_folder(settings.path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.set_verbosity_error()
@@ -165,9 +175,16 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
     """Load the tokenizer of the model in `path`; `key` is the model's configuration key."""
     files = (*TOKENIZER_FILES, "config.json")
     folder = model_folder(path, commit, files, f"{key}.path")
+    states = tuple(file_state(folder / name) for name in files if (folder / name).is_file())
     with _loading(f"{key}.path={path}: its tokenizer", TOKENIZER):
-        made = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return made  # noqa: RET504 (mypy takes it that _loading may swallow an error)
+        tokenizer = _tokenizer(folder, states)
+    return tokenizer  # noqa: RET504 (mypy takes it that _loading may swallow an error)
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(folder: Path, _states: tuple[str, ...]) -> Any:
+    """Read a tokenizer; one whose files are as they were is read once in a process."""
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 @torch.inference_mode()

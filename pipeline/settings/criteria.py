@@ -18,30 +18,26 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.files import file_digest
 
 
-def build_rules(criteria: Any) -> list[Rule]:
-    """Return all rules of `criteria`, in order."""
-    rules = [rule for built in _by_name(criteria).values() for rule in built]
+def build_rules(criteria: Any) -> tuple[list[Rule], list[Rule]]:
+    """Return all rules of `criteria` in order, and those that `rule: criteria` decodes with.
+
+    A list of rules is certified only, and so is a rule that judges neither drafted tokens nor
+    trees.
+    """
+    by_name = _by_name(criteria)
+    rules = [rule for built in by_name.values() for rule in built]
     labels = [rule.label for rule in rules]
     if not labels:
         raise PipelineError(f"criteria has no rule: give one, +criteria.mine='{EXAMPLE}'")
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise PipelineError(f"criteria: {', '.join(twice)} is given twice")
-    return rules
-
-
-def decoded_rules(criteria: Any) -> list[Rule]:
-    """Return the rules that a method with `rule: criteria` decodes with.
-
-    These are the single ones. A list of rules is certified only, and so is a rule that judges
-    neither drafted tokens nor trees.
-    """
-    return [
+    single = [
         rule
-        for name, built in _by_name(criteria).items()
+        for name, built in by_name.items()
         if isinstance(criteria[name], Mapping)
         for rule in built
-        if rule.judges_tokens or isinstance(rule, Tree)
     ]
+    return rules, [rule for rule in single if rule.judges_tokens or isinstance(rule, Tree)]
 
 
 def rule_entries(rule: Rule) -> dict[str, Any]:

@@ -148,11 +148,10 @@ class AccuracyWorker:
 def answer(session: DecodingSession, question: Question, text: Decode) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
     from pipeline.decoding.answer_scoring import compare_with_baseline
-    from pipeline.decoding.session import Prompt, check_fits, decode_timed, read_prompt
+    from pipeline.decoding.session import Prompt, decode_timed, read_prompt
 
     limit = question.max_tokens
     prompt = Prompt(question.key, question.token_ids)
-    check_fits(replace(session, steps=limit), prompt)
     read = read_prompt(session, prompt, limit)
     answers = [decode_timed(session, method, prompt, read)[0] for method in session.runs]
     score = cache(partial(score_answer, read, question, text))

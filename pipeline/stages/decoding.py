@@ -80,10 +80,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the first prompts with every method."""
     from pipeline.core.shards import compute_shards, write_tables
 
-    names = [
-        prompt.prompt_id for prompt in first_prompts(inputs["prompts"], task.settings["prompts"])
-    ]
-    shards = compute_shards(task, inputs, out, names, DecodingWorker)
+    shards = compute_shards(task, inputs, out, None, DecodingWorker)
     write_tables(task, out, [json.loads(shard.content()) for shard in shards], "prompt")
     out.facts["failed_prompts"] = out.rows["failures"]
 
@@ -111,6 +108,10 @@ class DecodingWorker:
         texts = [prompt.token_ids for prompt in self._prompts]
         self._session = load_session(task, methods, tokenizer, task.settings["steps"], texts)
         warm_up(self._session, self._prompts)
+
+    def names(self) -> list[str]:
+        """Return the ids of the prompts."""
+        return [prompt.prompt_id for prompt in self._prompts]
 
     def batch(self) -> int:
         """Return how many prompts are a shard: one, which every method decodes in turn."""
@@ -148,10 +149,9 @@ class DecodingWorker:
 
 def decode_prompt(session: DecodingSession, prompt: Prompt, turn: int) -> Tables:
     """Decode a prompt with every method, in turn a different one first; or say why not."""
-    from pipeline.decoding.session import check_fits, decode_timed, or_reason, read_prompt
+    from pipeline.decoding.session import decode_timed, or_reason, read_prompt
 
     def decode_all() -> Tables:
-        check_fits(session, prompt)
         read = read_prompt(session, prompt, session.steps)
         runs = len(session.runs)
         timed = {}
