@@ -9,7 +9,9 @@ import pandas as pd
 
 from ..rules import StrictGreedy, Tree
 from ..topk import Floats
-from ..trees.sibling_rates import measured_rates, races_entropy_upper, tunstall_upper
+from ..trees.index_entropies import races_entropy_upper
+from ..trees.sibling_rates import measured_rates
+from ..trees.token_bounds import tunstall_upper
 from ..trees.topology import Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
 

@@ -20,7 +20,7 @@ from ..decoding.decoded_trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates
 from ..decoding.metrics import Decoded
 from ..statistics.bootstrap import Resampling
 from ..topk import Floats
-from ..trees.sibling_rates import least_residual_upper, residual_upper
+from ..trees.token_bounds import least_residual_upper, residual_upper
 from ..trees.topology import (
     batch,
     best_trees,

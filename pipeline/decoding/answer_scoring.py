@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from analysis.trees.sibling_rates import index_entropies
+from analysis.trees.index_entropies import index_entropies
 from pipeline.core.columns import Row
 from pipeline.decoding.loop import Prefill
 from pipeline.decoding.sampling import tempered

@@ -18,7 +18,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.paired_accuracy import Answered
 from analysis.rules import Mars
 from analysis.topk import Floats
-from analysis.trees.sibling_rates import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.sibling_rates import StoredTokens, aligned, drawn_rates, greedy_rates
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Json
 from pipeline.inputs.artifact_readers import MOMENTS, TOKENS
@@ -120,7 +120,7 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     return np.pad(rates, (0, count - len(rates)))
 
 
-def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> Stored:
+def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> StoredTokens:
     """Return the stored tokens of a model at a temperature, as if all others were equally probable.
 
     At the temperature of the artifact their mass is exact, at a lower one a little too small.

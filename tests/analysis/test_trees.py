@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.decoding.metrics import tokens_per_call as chain_tokens
-from analysis.trees import sibling_rates as acceptance
-from analysis.trees.sibling_rates import index_entropies, races_entropy_upper
+from analysis.trees import sibling_rates, token_bounds
+from analysis.trees.index_entropies import index_entropies, races_entropy_upper
 from analysis.trees.topology import (
     ROOT,
     Topology,
@@ -109,13 +109,13 @@ def test_limits_of_the_optimal_tree():
 
 
 def test_measured_acceptance_uses_each_node_for_the_children_it_had():
-    whole = acceptance.measured_rates(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
+    whole = sibling_rates.measured_rates(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
     np.testing.assert_allclose(whole, [0.4, 0.2, 0.2])  # plain shares; the rest is in no index
     # one child each: it says nothing of the second
-    mixed = acceptance.measured_rates(np.array([1, 0, 2, 0]), np.array([1, 1, 2, 2]))
+    mixed = sibling_rates.measured_rates(np.array([1, 0, 2, 0]), np.array([1, 1, 2, 2]))
     np.testing.assert_allclose(mixed, [0.25, 0.75 * 0.5])
     # the only node with two children accepted its first: the second was never tested
-    assert acceptance.measured_rates(np.array([1, 0]), np.array([2, 1])).tolist() == [0.5]
+    assert sibling_rates.measured_rates(np.array([1, 0]), np.array([2, 1])).tolist() == [0.5]
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 5, 30, 200])
@@ -125,16 +125,16 @@ def test_no_tree_exceeds_its_bounds(k):
         whole = np.sort(generator.dirichlet(np.full(8, 0.5)))[::-1]
         tree = optimal(whole, k)
         tokens = tree_tokens_per_call(tree, whole)
-        h = acceptance.index_entropy(whole)
-        bound = acceptance.tunstall_upper(h, 8, k)
+        h = token_bounds.index_entropy(whole)
+        bound = token_bounds.tunstall_upper(h, 8, k)
         assert tokens <= bound * (1 + 1e-12)
-        assert bound <= acceptance.tunstall_upper(h, 8, k, tight=False)
+        assert bound <= token_bounds.tunstall_upper(h, 8, k, tight=False)
         used = whole[: max(tree.siblings, default=0)]
         for tight in (True, False):
-            m, least = acceptance.least_residual_upper(used, k, tight)
+            m, least = token_bounds.least_residual_upper(used, k, tight)
             assert tokens <= least * (1 + 1e-12)
             if math.isfinite(m):
-                assert least == acceptance.residual_upper(used, k, int(m), tight)
+                assert least == token_bounds.residual_upper(used, k, int(m), tight)
 
 
 def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices():
@@ -142,34 +142,34 @@ def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices():
         k = len(symmetric(width, depth - 1))
         h = math.log(width)
         tokens = tree_tokens_per_call(symmetric(width, depth - 1), [1 / width] * width)
-        assert tokens == pytest.approx(acceptance.tunstall_upper(h, width, k))
+        assert tokens == pytest.approx(token_bounds.tunstall_upper(h, width, k))
         if k:
-            assert tokens < acceptance.tunstall_upper(h, width, k, tight=False)
+            assert tokens < token_bounds.tunstall_upper(h, width, k, tight=False)
 
 
 def test_lemma_4_3_by_hand_and_in_the_limit():
     rates = np.array([0.5, 0.25])
     h = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     by_hand = (math.log(2 + 4) + math.log(11)) / (h + 0.25 * math.log(4))
-    assert acceptance.residual_upper(rates, 10, 4) == pytest.approx(by_hand)
+    assert token_bounds.residual_upper(rates, 10, 4) == pytest.approx(by_hand)
     # chains: 1 / (1 - a) is the limit of their tokens, and the least bound for long ones
-    m, least = acceptance.least_residual_upper(np.array([0.8]), 10**6)
+    m, least = token_bounds.least_residual_upper(np.array([0.8]), 10**6)
     assert (m, least) == (math.inf, pytest.approx(5))
     assert tree_tokens_per_call(sequence(200), [0.8]) == pytest.approx(5)
-    assert acceptance.least_residual_upper(np.array([0.8]), 4)[0] < math.inf
+    assert token_bounds.least_residual_upper(np.array([0.8]), 4)[0] < math.inf
     # nothing is left over: Theorem 4.2 of d indices
-    least = acceptance.least_residual_upper(np.array([0.5, 0.5]), 6, tight=True)[1]
+    least = token_bounds.least_residual_upper(np.array([0.5, 0.5]), 6, tight=True)[1]
     assert least == pytest.approx(3)
-    assert acceptance.least_residual_upper(np.array([1.0]), 6)[1] == math.inf
+    assert token_bounds.least_residual_upper(np.array([1.0]), 6)[1] == math.inf
 
 
 @pytest.mark.parametrize("tight", [True, False])
 def test_the_best_m_is_the_best_of_all(tight):
     for seed, k in itertools.product(range(10), (1, 3, 10, 100)):
         rates = some_rates(seed)[: 1 + seed % 4]
-        least = acceptance.least_residual_upper(rates, k, tight)[1]
+        least = token_bounds.least_residual_upper(rates, k, tight)[1]
         tried = np.unique(np.geomspace(1, 1e9, 300).astype(int))
-        values = [acceptance.residual_upper(rates, k, int(at), tight) for at in tried]
+        values = [token_bounds.residual_upper(rates, k, int(at), tight) for at in tried]
         assert least <= min(values) * (1 + 1e-12)
 
 
@@ -223,17 +223,17 @@ def test_sums_over_stored_steps_have_the_exact_rates(races):
     wanted = law(*(exact([Fraction(x).limit_denominator(100) for x in row]) for row in (p, q)))
     times = np.random.default_rng(1).exponential(size=(steps, 4))
     p, q = (np.tile(row, (steps, 1)) for row in (p, q))
-    found = acceptance.drawn_rates(p, q, times, 4, races) / steps
+    found = sibling_rates.drawn_rates(p, q, times, 4, races) / steps
     assert found == pytest.approx(np.array(wanted, dtype=np.float64), abs=0.008)
     assert wanted[3] == 0  # q has three tokens
-    assert acceptance.drawn_rates(p, p, times, 3, races) == pytest.approx([steps, 0, 0])
+    assert sibling_rates.drawn_rates(p, p, times, 3, races) == pytest.approx([steps, 0, 0])
 
 
 def test_rates_of_stored_tokens():
-    assert acceptance.greedy_rates(np.array([1, 2, 2, 4, 5]), 3).tolist() == [0.2, 0.4, 0]
+    assert sibling_rates.greedy_rates(np.array([1, 2, 2, 4, 5]), 3).tolist() == [0.2, 0.4, 0]
     target = np.array([[0, 2]]), np.array([[0.5, 0.25]]), np.array([0.25])
     draft = np.array([[2, 1]]), np.array([[0.4, 0.4]]), np.array([0.2])
-    p, q = acceptance.aligned(target, draft)
+    p, q = sibling_rates.aligned(target, draft)
     assert p.tolist() == [[0.25, 0, 0.5, 0, 0.25, 0]]
     assert q.tolist() == [[0.4, 0.4, 0, 0, 0, 0.2]]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from analysis.trees.sibling_rates import index_entropies
+from analysis.trees.index_entropies import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.core.errors import PipelineError
 from pipeline.core.store import Store
