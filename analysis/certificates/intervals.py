@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from ..rule_base import UNKNOWN, Counts, Cut, Rule
 from ..rules import Tree
 from ..topk import Floats, TopK
-from .bounds import phi
-from .kernel import Certificates, certify_stored
+from .kernel import Certificates, certify_stored, mode_cost
 from .rule_range import AcceptanceRange, acceptance_range, checked_form
 
 WIDENING = 1e-12  # relative widening of an interval, far above the error of M
@@ -87,30 +86,6 @@ class TruncatedSteps:
         """Return p / p0 - 1 of unseen tokens of probability b, at most that of rank K."""
         last = self.tokens[:, -1]
         return np.where(b < self.p_k, np.minimum((b - self.p0) / self.p0, last), last)
-
-
-def mode_cost(
-    p0: Floats, others: Floats, token: Floats, times: Floats | None = None, widen: float = 0.0
-) -> tuple[Floats, NDArray[np.int32]]:
-    """Return M, the least KL that makes a token a mode of q, and |A|, each (N,).
-
-    Of p / p0 - 1, p0 (N,) being rank 1's: `others` (N, J) by decreasing p, with their multiplicity
-    `times` (N, J), 1 if not given; and `token` (N,), at most that of every other active token. M is
-    increased by `widen`, relative.
-    """
-    times = np.ones_like(others) if times is None else times
-    sums = np.cumsum(np.where(times > 0, times * others, 0.0), axis=1)
-    means = (token[:, None] + sums) / (1.0 + np.cumsum(times, axis=1))
-    # p falls and the level with it: once p is not above, it stays so
-    above = np.column_stack([np.ones(len(token), dtype=bool), others[:, 1:] > means[:, :-1]])
-    above = np.logical_and.accumulate(above, axis=1)
-    mean = np.take_along_axis(means, above.sum(axis=1, keepdims=True) - 1, axis=1)
-    width = int(above.sum(axis=1).max(initial=1))
-    weight = np.where(above, times, 0.0)[:, :width]
-    terms = weight * phi((others[:, :width] - mean) / (1.0 + mean))
-    own = phi((token[:, None] - mean) / (1.0 + mean))
-    value = p0 * (1.0 + mean[:, 0]) * (terms.sum(axis=1) + own[:, 0]) * (1.0 + widen)
-    return value, (weight.sum(axis=1) + 1.0).astype(np.int32)
 
 
 def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[np.bool_]:

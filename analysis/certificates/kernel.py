@@ -56,19 +56,11 @@ class Stored(NamedTuple):
 
 
 class RuleTable(NamedTuple):
-    """R rules: a rank passes if it is <= most, and p > offset + slope base; of a tree most is m.
+    """R rules at N steps: a rank passes if it is <= most and p > theta."""
 
-    Rows of base and counts have a number a step. Row 0 is p0, and V.
-    """
-
-    is_tree: Ints  # (R,), as all but base and counts
-    offset: Floats
-    slope: Floats
-    base_row: Ints
-    most: Ints
-    counts_row: Ints
-    base: Floats  # (., N)
-    counts: Ints  # (., N)
+    is_tree: NDArray[np.bool_]  # (R,)
+    theta: Floats  # (N, R)
+    most: Ints  # (N, R); of a tree m
 
 
 class Ranks(NamedTuple):
@@ -77,6 +69,7 @@ class Ranks(NamedTuple):
     p: Floats
     log: Floats  # log(p / p0)
     e: Floats  # p / p0 - 1
+    times: Floats  # how many tokens of this p there are; 1 for stored ones
     least: Floats  # M of the rank, NaN until it is known
     active: NDArray[np.int32]  # its |A|
     have: Ints  # (1,), how many have been read
@@ -97,74 +90,84 @@ def scalar_phi(u: float) -> float:
     if abs(u) >= 0.25:
         return (1.0 + u) * math.log1p(u) - u
     s = u / (2.0 + u)
-    q, tail = s * s, 0.0
+    q = s * s
+    tail = 0.0
     for n in range(19, 1, -2):
         tail = tail * q + 1.0 / n
     return 2.0 * q * (1.0 + (1.0 + s) * s * tail) / (1.0 - s)
 
 
 @compiled
-def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) -> float:
-    """Return KL(p || q*) of the active ranks [first, last) and `other`, whose e sum to `total`."""
-    p, log, e = ranks.p, ranks.log, ranks.e
-    level = total / (last - first + 1)  # c / p0 - 1
+def divergence(ranks: Ranks, first: int, last: int, other: int, level: float) -> float:
+    """Return KL(p || q*) of the active ranks [first, last) and `other`, `level` being c / p0 - 1."""
+    p, log, e, times = ranks.p, ranks.log, ranks.e, ranks.times
     log_level = math.log1p(level)
-    value, mass = p[other] * (log[other] - log_level), p[other]
+    value = p[other] * (log[other] - log_level)
+    mass = p[other]
     for j in range(first, last):
-        value += p[j] * (log[j] - log_level)
-        mass += p[j]
+        value += times[j] * p[j] * (log[j] - log_level)
+        mass += times[j] * p[j]
     if value >= CANCELS * mass:
         return float(value)
     terms = scalar_phi((e[other] - level) / (1.0 + level))
     for j in range(first, last):
-        terms += scalar_phi((e[j] - level) / (1.0 + level))
+        terms += times[j] * scalar_phi((e[j] - level) / (1.0 + level))
     return float(p[0] * (1.0 + level) * terms)
 
 
 @compiled
 def token_certificate(ranks: Ranks, n: int) -> tuple[float, int]:
     """Return M of rank n + 1, the least KL that makes it a mode of q, and |A| (Lemma 4.2)."""
-    total, size = ranks.e[n], 2  # with x0, whose e is 0
-    while size <= n and ranks.e[size - 1] * size > total:
-        total += ranks.e[size - 1]
-        size += 1
-    return divergence(ranks, 0, size - 1, n, total), size
+    total = ranks.e[n]
+    size = 1.0 + ranks.times[0]  # with x0, whose e is 0
+    last = 1
+    while last < n and ranks.e[last] * size > total:
+        total += ranks.times[last] * ranks.e[last]
+        size += ranks.times[last]
+        last += 1
+    return divergence(ranks, 0, last, n, total / size), int(size)
 
 
 @compiled
 def tree_certificate(ranks: Ranks, m: int) -> tuple[float, int]:
     """Return the least KL with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
-    total, size = 0.0, 1
+    total = 0.0
+    size = 1
     while size <= m and ranks.e[m + 1 - size] * size < total:
         total += ranks.e[m + 1 - size]
         size += 1
-    return divergence(ranks, m + 2 - size, m + 1, 0, total), size
+    return divergence(ranks, m + 2 - size, m + 1, 0, total / size), size
 
 
 @compiled
 def stored_value(steps: Stored, step: int, rank: int) -> float:
     """Return a stored number in float64."""
-    single, double = steps.singles, steps.doubles
-    return np.float64(single[step, rank] if steps.content == FLOAT32 else double[step, rank])
+    if steps.content == FLOAT32:
+        return np.float64(steps.singles[step, rank])
+    return steps.doubles[step, rank]
 
 
 @compiled
 def load_ranks(steps: Stored, step: int, ranks: Ranks, need: int) -> None:
     """Read ranks of a step until `need` are there; p0 becomes NaN if one exceeds that before it."""
-    p0, first = ranks.p[0], stored_value(steps, step, 0)
+    p0 = ranks.p[0]
+    first = stored_value(steps, step, 0)
     for n in range(ranks.have[0], need):
         value = stored_value(steps, step, n)
         if not value <= stored_value(steps, step, n - 1):
             ranks.p[0] = math.nan
         if steps.content == PROBABILITIES:
-            p, e = value, (value - p0) / p0
+            p = value
+            e = (value - p0) / p0
             log = math.log1p(e) if e > -0.5 else math.log(value / p0)
         else:
             log = (value - first) * steps.scale
             w = math.exp(log) if log <= -0.5 else 0.0
             e = math.expm1(log) if log > -0.5 else w - 1.0
             p = p0 * (1.0 + e if log > -0.5 else w)
-        ranks.p[n], ranks.e[n], ranks.least[n] = p, e, math.nan
+        ranks.p[n] = p
+        ranks.e[n] = e
+        ranks.least[n] = math.nan
         ranks.log[n] = max(log, -1e300)  # 0 times it is 0
     ranks.have[0] = max(ranks.have[0], need)
 
@@ -184,23 +187,26 @@ def accepted_ranks(steps: Stored, step: int, ranks: Ranks, theta: float, most: i
 
 
 @compiled
-def certify_rows(steps: Stored, tests: RuleTable, ranks: Ranks, out: Certificates) -> int:
+def certify_rows(
+    steps: Stored, p0s: Floats, rules: RuleTable, ranks: Ranks, out: Certificates
+) -> int:
     """Write the certificates of all steps; return the first invalid step, or -1.
 
     Where the first rejected token is not stored, lower and upper are NaN.
     """
-    for step in range(tests.base.shape[1]):
-        p0 = tests.base[0, step]
-        ranks.p[0], ranks.log[0], ranks.e[0], ranks.have[0] = p0, 0.0, 0.0, 1
-        for r in range(len(tests.is_tree)):
-            is_tree, most = tests.is_tree[r], tests.most[r]
-            if is_tree:
-                n = most
-            else:
-                theta = tests.offset[r] + tests.slope[r] * tests.base[tests.base_row[r], step]
-                most = min(most, tests.counts[tests.counts_row[r], step])
-                n = accepted_ranks(steps, step, ranks, theta, most)
-            value, active = math.inf if n >= steps.size else math.nan, 0
+    for step in range(len(p0s)):
+        p0 = p0s[step]
+        ranks.p[0] = p0
+        ranks.log[0] = 0.0
+        ranks.e[0] = 0.0
+        ranks.have[0] = 1
+        for r in range(len(rules.is_tree)):
+            is_tree = rules.is_tree[r]
+            n = rules.most[step, r]
+            if not is_tree:
+                n = accepted_ranks(steps, step, ranks, rules.theta[step, r], n)
+            value = math.inf if n >= steps.size else math.nan
+            active = 0
             if 0 < n < len(ranks.p):
                 load_ranks(steps, step, ranks, n + 1)
                 if is_tree:
@@ -217,18 +223,60 @@ def certify_rows(steps: Stored, tests: RuleTable, ranks: Ranks, out: Certificate
     return -1
 
 
+@compiled
+def mode_cost_rows(
+    p0: Floats, others: Floats, times: Floats, token: Floats, ranks: Ranks, value: Floats,
+    size: NDArray[np.int32],
+) -> None:  # fmt: skip
+    """Write M of a token besides other ones, and |A|, row by row."""
+    count = others.shape[1]
+    for row in range(len(p0)):
+        for j in range(count + 1):
+            e = token[row] if j == count else others[row, j]
+            ranks.e[j] = e
+            ranks.p[j] = p0[row] * (1.0 + e)
+            ranks.log[j] = math.log1p(e) if e > -1.0 else -1e300  # 0 times it is 0
+            ranks.times[j] = 1.0 if j == count else times[row, j]
+        value[row], size[row] = token_certificate(ranks, count)
+
+
+def mode_cost(
+    p0: Floats, others: Floats, token: Floats, times: Floats | None = None, widen: float = 0.0
+) -> tuple[Floats, NDArray[np.int32]]:
+    """Return M, the least KL that makes a token a mode of q, and |A|, each (N,).
+
+    Of p / p0 - 1, p0 (N,) being rank 1's: `others` (N, J) by decreasing p, with their multiplicity
+    `times` (N, J), 1 if not given; and `token` (N,), at most that of every other active token. M is
+    increased by `widen`, relative.
+    """
+    rows, count = others.shape
+    value = np.empty(rows)
+    size = np.empty(rows, dtype=np.int32)
+    times = np.ones_like(others) if times is None else times
+    arrays = [np.ascontiguousarray(array, dtype=np.float64) for array in (p0, others, times, token)]
+    mode_cost_rows(*arrays, _no_ranks(count + 1), value, size)
+    return value * (1.0 + widen), size
+
+
+def _no_ranks(size: int) -> Ranks:
+    """Return room for the ranks of a step."""
+    p, log, e, least = np.empty((4, size))
+    active = np.empty(size, dtype=np.int32)
+    return Ranks(p, log, e, np.ones(size), least, active, np.zeros(1, dtype=np.int64))
+
+
 def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests; NaN where too few tokens are stored.
 
     Raises:
         ValueError: the ranks of a step are not sorted, or its p0 is impossible.
     """
-    shape, k = (len(dist), len(forms)), dist.k
-    floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
-    out = Certificates(floats[0], floats[1], ints[0], ints[1])
-    p, log, e, least = np.empty((4, k))
-    ranks = Ranks(p, log, e, least, np.empty(k, dtype=np.int32), np.zeros(1, dtype=np.int64))
-    bad = certify_rows(_stored(dist), _tests(dist, forms), ranks, out)
+    shape = (len(dist), len(forms))
+    lower, upper = np.empty((2, *shape))
+    active_size, accepted_count = np.empty((2, *shape), dtype=np.int32)
+    out = Certificates(lower, upper, active_size, accepted_count)
+    rules = _rule_table(dist, forms)
+    bad = certify_rows(_stored(dist), dist.top_probability, rules, _no_ranks(dist.k), out)
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
@@ -237,26 +285,21 @@ def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certific
     return out
 
 
-def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> RuleTable:
-    offset, slope = np.zeros((2, len(forms)))
-    is_tree, base_row, most, counts_row = np.zeros((4, len(forms)), dtype=np.int64)
-    base, counts = [dist.top_probability], [np.full(len(dist), dist.vocab_size)]
+def _rule_table(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> RuleTable:
+    """Return the tests of R rules at N steps."""
+    is_tree = np.array([isinstance(form, Tree) for form in forms], dtype=np.bool_)
+    theta = np.full((len(dist), len(forms)), -np.inf)
+    most = np.full((len(dist), len(forms)), dist.vocab_size, dtype=np.int64)
     for r, form in enumerate(forms):
-        is_tree[r], most[r] = isinstance(form, Tree), dist.vocab_size
-        cut = form if isinstance(form, Cut) else Cut(form.m if isinstance(form, Tree) else form)
-        if np.ndim(cut.offset):
-            base_row[r], slope[r] = len(base), 1.0
-            base.append(cut.offset + cut.slope * base[0])
+        if isinstance(form, Tree):
+            most[:, r] = form.m
+        elif isinstance(form, Cut):
+            theta[:, r] = form.threshold(dist)
+            if form.max_rank is not None:
+                most[:, r] = np.minimum(form.max_rank, dist.vocab_size)
         else:
-            offset[r], slope[r] = cut.offset, cut.slope
-        limit: Any = dist.vocab_size if cut.max_rank is None else cut.max_rank
-        if np.ndim(limit):
-            counts_row[r] = len(counts)
-            counts.append(np.asarray(limit, dtype=np.int64))
-        else:
-            most[r] = limit
-    base_, counts_ = np.stack(base), np.stack(counts)
-    return RuleTable(is_tree, offset, slope, base_row, most, counts_row, base_, counts_)
+            most[:, r] = form
+    return RuleTable(is_tree, theta, most)
 
 
 def _stored(dist: TopK) -> Stored:
