@@ -99,7 +99,7 @@ def scalar_phi(u: float) -> float:
 
 @compiled
 def divergence(ranks: Ranks, first: int, last: int, other: int, level: float) -> float:
-    """Return KL(p || q*) of the active ranks [first, last) and `other`, `level` being c / p0 - 1."""
+    """Return KL(p || q*) of active ranks, [first, last) and `other`; `level` is c / p0 - 1."""
     p, log, e, times = ranks.p, ranks.log, ranks.e, ranks.times
     log_level = math.log1p(level)
     value = p[other] * (log[other] - log_level)
@@ -253,8 +253,8 @@ def mode_cost(
     value = np.empty(rows)
     size = np.empty(rows, dtype=np.int32)
     times = np.ones_like(others) if times is None else times
-    arrays = [np.ascontiguousarray(array, dtype=np.float64) for array in (p0, others, times, token)]
-    mode_cost_rows(*arrays, _no_ranks(count + 1), value, size)
+    p0, others, times, token = map(np.ascontiguousarray, (p0, others, times, token))
+    mode_cost_rows(p0, others, times, token, _no_ranks(count + 1), value, size)
     return value * (1.0 + widen), size
 
 
