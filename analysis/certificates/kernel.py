@@ -143,8 +143,8 @@ def tree_certificate(ranks: Ranks, m: int) -> tuple[float, int]:
 def stored_value(steps: Stored, step: int, rank: int) -> float:
     """Return a stored number in float64."""
     if steps.content == FLOAT32:
-        return np.float64(steps.singles[step, rank])
-    return steps.doubles[step, rank]
+        return float(steps.singles[step, rank])
+    return float(steps.doubles[step, rank])
 
 
 @compiled
