@@ -1,7 +1,7 @@
 """The strictest setting of a rule that reaches a goal, with its interval over prompts.
 
 A more relaxed rule certifies, and accepts, a superset of the steps. So each step has a first
-setting at which it passes, and a setting that was tried tells of it whether it comes later. The
+setting at which it passes, and trying a setting tells whether that one lies below or above it. The
 share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
 parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
 halving, and each setting is tried at those steps only that are still open. Settings are

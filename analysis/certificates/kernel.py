@@ -2,8 +2,9 @@
 
 A token rule accepts the n most probable tokens of a step, and the closest draft q* that can be
 rejected makes rank n + 1 a mode. q* is constant on the active tokens A, the mean c of their p, and
-equals p elsewhere (Lemma 4.2, Theorem 4.4). Active are rank n + 1 and all tokens above c. For a
-tree the m tokens behind x0 have to reach x0 (Theorem 5.1): active are x0 and those of them below c.
+equals p elsewhere (Lemma 4.2, Theorem 4.4). The active tokens are rank n + 1 and those above c. In
+a tree the m tokens behind x0 must reach x0 (Theorem 5.1), and x0 and those of them below c are
+active.
 
 R = sum over A of p log(p / c). Everything is in units of p0, from exact differences of logits, so
 near-ties keep their digits. Where the terms of R cancel, those of c phi(p / c - 1) do not.

@@ -1,4 +1,4 @@
-"""Errors of a user's input, and how every command ends: in one line where nothing is to be mended.
+"""User errors, and how commands exit.
 
 Imports nothing of weight: an interruption while the rest is imported ends at once.
 """

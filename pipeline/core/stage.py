@@ -184,8 +184,8 @@ class Artifact:
         """Read every file.
 
         Raises:
-            DamagedError: one is missing, another than was written, or was added: who reads the
-                directory as a data set would include it.
+            DamagedError: a file is missing, modified or unexpected; an added one counts, because
+                whoever reads the directory as a data set would include it.
         """
         found = (path for path in self.directory.rglob("*") if not path.is_dir())
         names = {path.relative_to(self.directory).as_posix() for path in found} - {RECORD}

@@ -92,8 +92,8 @@ class Store:
     def fresh(self, task: Task) -> bool:
         """Say whether a task is published, and no input has other content or timings since.
 
-        Only a report is made from timings. An input that was deleted makes nothing stale: the key
-        says what it was.
+        Only a report is made from timings. Deleting an input does not invalidate what was made
+        from it.
 
         Raises:
             DamagedError: a record is damaged.

@@ -82,7 +82,10 @@ class RuleVerifier:
 
 
 class SampledPath:
-    """Accepts drawn tokens of a draft of most probable ones; by a rule those of rank 2 and up."""
+    """Accepts drafted tokens that the target draws, and tokens of rank 2 and up that a rule allows.
+
+    The draft holds the drafter's most probable tokens.
+    """
 
     def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
         self._target, self._noise, self._rule = (

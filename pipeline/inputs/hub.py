@@ -39,7 +39,7 @@ HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/[\w.-]*\w")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SMOLLM2 = OUTPUTS / "models" / "SmolLM2-135M-Instruct"  # made by tools/smollm2.py
 SUMS = "conversion.sha256"  # of the files of a directory that the tool made
-SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
+SETTLED = 2_000_000_000  # ns; a modification time more recent than this is not trusted
 SECONDS, TRIES = 8.0, 2  # how long, and how often, an answer of the hub is waited for
 LONGEST = 300  # s that a busy hub may ask for before the next try
 

@@ -45,7 +45,7 @@ def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
 
 
 def _prefill_segments(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Return how many of the first rows read alone up to which column; each saves 1/16 of all."""
+    """Return (rows, end column) segments of a staged prefill; each saves 1/16 of all work."""
     parts, begin, count = list[tuple[int, int]](), 0, len(padding)
     for rows in range(1, count):
         end = min(padding[rows:])
