@@ -107,10 +107,9 @@ class Study:
         error = self.config.distributions.log.error
         return {**identity.entries, "reader": READER, "error": error}
 
-    def runtime(self, target: ModelConfig, rules: Sequence[Rule] = ()) -> Runtime:
-        """Return what a task on a target takes besides its settings; `rules` where it has some."""
-        extra = {"path": target.path}
-        return Runtime(target.label, self.statistics, rules=tuple(rules), extra=extra)
+    def runtime(self, target: ModelConfig) -> Runtime:
+        """Return what a task on a target takes besides its settings and inputs."""
+        return Runtime(target.label, self.statistics, path=target.path)
 
     def rule_tasks(self, stage: Stage, above: str, **settings: Any) -> list[Task]:
         """Return a task of a stage for each one of the stage `above` it, with all rules.
@@ -121,7 +120,7 @@ class Study:
         settings = {"rules": [rule_entries(rule) for rule in self.rules], **settings}
         pairs = zip(self.config.targets.values(), self.tasks[above], strict=False)  # or no task
         return [
-            Task(stage, made.label, settings, {above: made}, self.runtime(target, self.rules))
+            Task(stage, made.label, settings, {above: made}, self.runtime(target))
             for target, made in pairs
         ]
 

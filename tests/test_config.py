@@ -9,7 +9,7 @@ from pipeline.core.errors import PipelineError, collect_errors, one_line
 from pipeline.core.paths import CONF
 from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
 from pipeline.settings.criteria import build_rules
-from pipeline.settings.methods import build_methods
+from pipeline.settings.methods import build_methods, methods_of
 from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.pipeline import tiny
@@ -138,7 +138,7 @@ def test_keys_of_the_configuration_reach_the_keys_of_artifacts(tmp_path):
         for at in ("null", 1, 3)
     )
     assert len({task.key for task in (default, one, three)}) == 3
-    assert {method.draft_length for method in three.runtime.methods} == {3}
+    assert {method.draft_length for method in methods_of(three)} == {3}
     plain = planned(tmp_path)
     for temperature, same in (("1.0", True), ("0.6", False)):
         tasks = planned(tmp_path, f"certificates.temperature={temperature}")

@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from analysis.rules import Rule
     from analysis.statistics.bootstrap import Resampling
     from conf.schema import Device, Execution, HeadConfig, ModelConfig
     from pipeline.core.timings import Asked
     from pipeline.inputs.hub import Identity
-    from pipeline.settings.methods import Method
 
 RECORD = "record.json"
 TIMINGS = "timings/"  # the files that depend on the clock
@@ -97,15 +95,16 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a task takes to be computed and summed up besides its settings and inputs."""
+    """What a task takes to be computed and summed up besides its settings and inputs.
+
+    A stage that needs more derives a class of its own.
+    """
 
     label: str  # its target as printed
     statistics: Resampling  # the bootstrap's settings; in the task's, too, where content has them
     # those that it loads: a target alone, or a target and its drafter
     models: tuple[ModelSpec, ...] = ()
-    rules: tuple[Rule, ...] = ()  # those that its settings, or those of its inputs, describe
-    methods: tuple[Method, ...] = ()  # likewise
-    extra: Json = field(default_factory=dict)  # paths, and what else one stage needs, by name
+    path: str = ""  # of the target's files, or of its log
 
     @property
     def pair(self) -> str:

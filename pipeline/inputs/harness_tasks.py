@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import digest
 from pipeline.core.paths import ASSETS
-from pipeline.core.stage import Json, Task
+from pipeline.core.stage import Json
 from pipeline.inputs.task_files import task_files
 from pipeline.models.tokens import chat_text, encode
 
@@ -102,15 +102,14 @@ def check_tasks(names: Sequence[str]) -> None:
             )
 
 
-def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
-    """Return the questions of stage accuracy's task, one of each harness task in turn."""
+def questions(names: Sequence[str], settings: Json, tokenizer: Any) -> list[Question]:
+    """Return the questions of harness tasks, one of each in turn; `settings` of stage accuracy."""
     tasks: dict[str, Any] = {}
-    for name, task in _load(stage_task.runtime.extra["tasks"]):
+    for name, task in _load(names):
         reason = "two tasks have this name" if name in tasks else _refused(task)
         if reason:
             raise PipelineError(f"accuracy.tasks: {name}: {reason}")
         tasks[name] = task
-    settings = stage_task.settings
     asked = [_of_task(name, task, settings, tokenizer) for name, task in tasks.items()]
     return [question for turn in zip_longest(*asked) for question in turn if question is not None]
 

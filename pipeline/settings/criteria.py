@@ -7,12 +7,12 @@ both. What else stands beside them is a parameter that rules refer to: `criteria
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.rule_config import EXAMPLE, expand, to_mapping
+from analysis.rule_config import EXAMPLE, build, expand, to_mapping
 from analysis.rules import Rule, Tree
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import file_digest
@@ -45,6 +45,11 @@ def rule_entries(rule: Rule) -> dict[str, Any]:
     if not rule.own:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
+
+
+def rules_of(entries: Sequence[Mapping[str, Any]]) -> list[Rule]:
+    """Return the rules that `rule_entries` described in the settings of a task."""
+    return [build(entry["rule"]) for entry in entries]
 
 
 def judged_by_logs(rule: Rule) -> bool:

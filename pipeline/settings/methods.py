@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
@@ -23,6 +23,9 @@ from analysis.trees.topology import DynamicTree, Topology, optimal
 from pipeline.core.errors import PipelineError
 from pipeline.drafters import NAMES, kind_of
 from pipeline.settings.criteria import rule_entries
+
+if TYPE_CHECKING:
+    from pipeline.core.stage import Task
 
 ALONE = "none"  # the drafter of the baseline, the target alone
 BASELINE = "autoregressive"
@@ -218,6 +221,11 @@ def read_method(mapping: Mapping[str, Any]) -> Method:
     rule = None if mapping.get("rule") is None else build(mapping["rule"])
     values = {key: mapping[key] for key in OF_METHOD}
     return Method(**values, rule=rule, tree=_tree(mapping, "method"))
+
+
+def methods_of(task: Task) -> list[Method]:
+    """Return the methods that `method_entries` described in the settings of a task."""
+    return [read_method(entry) for entry in task.settings["methods"]]
 
 
 def baseline(method: Method) -> Method:

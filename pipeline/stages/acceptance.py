@@ -15,6 +15,7 @@ from pipeline.core.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns,
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
 from pipeline.inputs.artifact_readers import read_steps
+from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,9 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
     drafts, runtime, pair = inputs["drafts"], task.runtime, task.inputs["drafts"].runtime
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    rules = list({rule.label: rule for rule in (StrictGreedy(), *runtime.rules)}.values())
+    rules = list(
+        {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
+    )
     chosen = judge_soundly(pair.pair, prompts, steps, rules)
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
@@ -147,7 +150,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
             "steps": facts["steps"],
             "prompts": facts["prompts"],
         }
-        for rule in task.runtime.rules
+        for rule in rules_of(task.settings["rules"])
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:

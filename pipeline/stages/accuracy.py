@@ -9,17 +9,17 @@ where it departs from the target's choices, and the nats given up there.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pipeline.core.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.core.errors import PipelineError
-from pipeline.core.stage import Json, Stage, Task
+from pipeline.core.stage import Json, Runtime, Stage, Task
 from pipeline.core.timings import Asked, distinct
 from pipeline.inputs.harness_tasks import INSTALL, Question, check_tasks, questions, task_entries
-from pipeline.settings.methods import baseline, build_methods, method_entries
+from pipeline.settings.methods import baseline, build_methods, method_entries, methods_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +47,14 @@ COUNTED = {  # of calls, summed
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRuntime(Runtime):
+    """Besides, the harness tasks by name or file, and the loss of right answers to exclude."""
+
+    tasks: tuple[str, ...]
+    tolerated_loss: float
+
+
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter, or for logs."""
     config, settings = study.config, study.config.accuracy
@@ -55,19 +63,22 @@ def plan(study: Study) -> list[Task]:
     if config.stage == STAGE.name and find_spec("lm_eval") is None:
         raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
-    methods = tuple(scored(decoded))
+    methods = scored(decoded)
     own = settings.model_dump(include={"items", "seed"})
     own |= config.decoding.model_dump(include={"lookup", "lookup_match"})
     own |= config.prompts.model_dump(include={"template", "enable_thinking"})
     own["tasks"] = [task_entries(name) for name in settings.tasks]
     own["methods"] = [method_entries(method) for method in methods]
-    extra = {"margin": settings.margin, "tasks": settings.tasks}
     planned = []
     drafter = study.model_spec("drafter", config.drafter)
     for key, target in config.targets.items():
         models = (study.model_spec(f"targets.{key}", target), drafter)
         pair = {"target": models[0].entries, "drafter": drafter.entries}
-        runtime = replace(study.runtime(target), models=models, methods=methods, extra=extra)
+        runtime = AccuracyRuntime(
+            **vars(study.runtime(target)) | {"models": models},
+            tasks=tuple(settings.tasks),
+            tolerated_loss=settings.margin,
+        )
         planned.append(Task(STAGE, key, pair | own, {}, runtime, Asked.of(config.device)))
     return planned
 
@@ -102,11 +113,15 @@ class AccuracyWorker:
         from pipeline.decoding.session import load_session
         from pipeline.drafters.pairs import pair_tokenizer
 
-        tokenizer = pair_tokenizer(*task.runtime.models)
-        self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
+        runtime = task.runtime
+        assert isinstance(runtime, AccuracyRuntime)
+        tokenizer = pair_tokenizer(*runtime.models)
+        self._questions = {
+            asked.key: asked for asked in questions(runtime.tasks, task.settings, tokenizer)
+        }
         limit = max(question.max_tokens for question in self._questions.values())
         prompts = [question.token_ids for question in self._questions.values()]
-        self._session = load_session(task, task.runtime.methods, tokenizer, limit, prompts)
+        self._session = load_session(task, methods_of(task), tokenizer, limit, prompts)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
 
     def names(self) -> list[str]:
@@ -207,8 +222,10 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.report.text import limits
     from pipeline.inputs.decoded_artifacts import read_answered
 
-    answered = read_answered(task.runtime.label, artifact)
-    scores = accuracy(answered, *task.runtime.statistics, task.runtime.extra["margin"])
+    runtime = task.runtime
+    assert isinstance(runtime, AccuracyRuntime)
+    answered = read_answered(runtime.label, artifact)
+    scores = accuracy(answered, *runtime.statistics, runtime.tolerated_loss)
     decisions = losses(scores)["decision"]
     rows = scores[scores["task"] == ALL].assign(
         target=answered.target,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits
 from pipeline.core.columns import STEP, Column, numbers
 from pipeline.core.stage import Json, Stage, Task
+from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
     from pipeline.core.stage import Artifact, Inputs, Out
@@ -28,7 +29,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from analysis.certificates.certify import certify
     from pipeline.inputs import artifact_readers as stored
 
-    rules = task.runtime.rules
+    rules = rules_of(task.settings["rules"])
     schema = task.stage.schema()
     with out.writer() as writer:
         for place, dist in stored.chunks(inputs["distributions"]):
@@ -53,11 +54,12 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.statistics.bootstrap import summarise
     from pipeline.inputs.artifact_readers import resampled
 
+    rules = rules_of(task.settings["rules"])
     place = ["prompt_id", "position"]  # the same steps under every rule
-    steps = artifact.read(columns=place, rule=task.runtime.rules[0].label)
+    steps = artifact.read(columns=place, rule=rules[0].label)
     _, bootstrap = resampled(steps, task.inputs["distributions"], task.runtime.statistics)
     rows = []
-    for rule in task.runtime.rules:
+    for rule in rules:
         table = artifact.read(columns=["lower", "upper"], rule=rule.label)
         lower, upper = map(numbers, table.columns)
         empty = np.isinf(lower)

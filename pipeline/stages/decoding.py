@@ -10,7 +10,6 @@ timings/, which the content's digest leaves out. They belong to a machine: `pipe
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
@@ -25,6 +24,7 @@ from pipeline.settings.methods import (
     baseline,
     build_methods,
     method_entries,
+    methods_of,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def plan(study: Study) -> list[Task]:
     tasks = []
     for task in above:
         inputs = {"prompts": task.inputs["prompts"]} | ({"drafts": task} if measured else {})
-        runtime = replace(task.runtime, methods=tuple(methods))
+        runtime = task.runtime
         pair = {
             name: model.entries
             for name, model in zip(("target", "drafter"), runtime.models, strict=False)
@@ -101,7 +101,7 @@ class DecodingWorker:
         from pipeline.drafters.pairs import pair_tokenizer
         from pipeline.inputs.decoded_artifacts import with_measured_trees
 
-        methods = with_measured_trees(task.runtime.methods, inputs.get("drafts"))
+        methods = with_measured_trees(methods_of(task), inputs.get("drafts"))
         self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
         tokenizer = pair_tokenizer(*task.runtime.models)

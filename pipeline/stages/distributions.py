@@ -168,7 +168,7 @@ def write_log(task: Task, out: Out) -> None:
     import pyarrow as pa
 
     vocab_size = task.settings["vocab_size"]
-    path = local_file(task.runtime.extra["path"])
+    path = local_file(task.runtime.path)
     log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
     steps = stacked(log.trajectories)
     values, rows = steps["log_probs"], len(steps["log_probs"])

@@ -5,7 +5,7 @@ Run it with ``python -m pipeline stage=prompts``.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.core.columns import Column
 from pipeline.core.errors import PipelineError
-from pipeline.core.stage import Json, Stage, Task
+from pipeline.core.stage import Json, Runtime, Stage, Task
 from pipeline.engines.logs import prompt_id, read_log
 from pipeline.inputs.hub import local_file
 from pipeline.inputs.prompt_files import (
@@ -41,6 +41,14 @@ REASONS = (
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptsRuntime(Runtime):
+    """Besides, the revision of the tokenizer, and where prompts come from."""
+
+    revision: str | None
+    prompts: Prompts
+
+
 def plan(study: Study) -> list[Task]:
     """Return the planned prompts of each target, by its tokenizer, or the answers of a log."""
     config, identities = study.config, study.identities
@@ -54,9 +62,10 @@ def plan(study: Study) -> list[Task]:
             rows = identities.source(prompts.source, prompts.revision, "prompts.source")
             settings = {"tokenizer": tokenizer.entries, "source": rows.entries}
             settings |= prompts.model_dump(exclude={"source", "revision"})
-        runtime = study.runtime(target)
-        extra = {**runtime.extra, "revision": target.revision, "prompts": prompts}
-        made.append(Task(STAGE, config.study, settings, {}, replace(runtime, extra=extra)))
+        runtime = PromptsRuntime(
+            **vars(study.runtime(target)), revision=target.revision, prompts=prompts
+        )
+        made.append(Task(STAGE, config.study, settings, {}, runtime))
     return made
 
 
@@ -67,11 +76,13 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
         return
     from pipeline.models.loading import load_tokenizer
 
-    extra, identity = task.runtime.extra, task.settings["source"]
-    wanted: Prompts = extra["prompts"]
+    runtime = task.runtime
+    assert isinstance(runtime, PromptsRuntime)
+    wanted = runtime.prompts
+    identity = task.settings["source"]
     source = PromptRows(source_files(wanted.source, identity.get("commit"), wanted.split))
     name = identity.get("hub") or Path(wanted.source).name
-    tokenizer = load_tokenizer(extra["path"], extra["revision"], "target")
+    tokenizer = load_tokenizer(runtime.path, runtime.revision, "target")
     rows, excluded = sample(source, name, tokenizer, wanted)
     system = sum(bool(messages_of(source[row["source_row"]], "system")) for row in rows)
     notes = []
@@ -90,7 +101,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
 
 def write_log_rows(task: Task, out: Out) -> None:
     """Write a row for each trajectory of an engine's log, without tokens."""
-    path = local_file(task.runtime.extra["path"])
+    path = local_file(task.runtime.path)
     log = read_log(path, 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": ""}
     rows: list[Row] = [

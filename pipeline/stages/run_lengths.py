@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, mark_of
 from pipeline.core.columns import COUNTED, CUT, INTERVAL, Column, numbers
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
+from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
     from pipeline.core.stage import Artifact, Inputs, Out
@@ -32,8 +33,10 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from analysis.statistics.run_lengths import run_lengths
     from pipeline.inputs.artifact_readers import resampled
 
-    above, artifact = task.inputs["certificates"], inputs["certificates"]
-    rules, place = task.runtime.rules, ["prompt_id", "position"]
+    above = task.inputs["certificates"]
+    artifact = inputs["certificates"]
+    rules = rules_of(above.settings["rules"])
+    place = ["prompt_id", "position"]
     steps = artifact.read(columns=place, rule=rules[0].label)  # the same under every rule
     resamples = resampled(steps, above.inputs["distributions"], task.runtime.statistics)
     frames = []

@@ -75,7 +75,7 @@ MIXED = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
 
 
 def run(root, above, rules=MIXED):
-    runtime = replace(above.runtime, rules=tuple(rules), statistics=Resampling(20, 0.9, 0))
+    runtime = replace(above.runtime, statistics=Resampling(20, 0.9, 0))
     settings = {"rules": [rule_entries(rule) for rule in rules]}
     task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
     found = Store(root).get(task)

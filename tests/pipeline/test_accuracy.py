@@ -164,7 +164,8 @@ def harness_task(place, name, text):
 
 def asked(place, *overrides):
     (task,) = study(place, *overrides).tasks["accuracy"]
-    return harness_tasks.questions(task, load_tokenizer(str(place / "wide"), None, "test"))
+    tokenizer = load_tokenizer(str(place / "wide"), None, "test")
+    return harness_tasks.questions(task.runtime.tasks, task.settings, tokenizer)
 
 
 @pytest.mark.thorough
@@ -301,5 +302,5 @@ def test_the_end_of_the_stage_says_what_is_excluded(made):
     rows = {row["method"]: row["loss"] for row in accuracy.summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""
     assert rows["Additive (t = 0.6)"] == "open"
-    wide = replace(made[0], runtime=replace(made[0].runtime, extra={"margin": 0.99}))
+    wide = replace(made[0], runtime=replace(made[0].runtime, tolerated_loss=0.99))
     assert "excluded" in {row["loss"] for row in accuracy.summary(wide, made[1])}

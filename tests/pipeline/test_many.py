@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from pipeline.core import workers as worker_module
 from pipeline.core.errors import TERMINATED, PipelineError
 from pipeline.core.paths import ROOT
 from pipeline.core.shards import compute_shards
-from pipeline.core.stage import Out, Task
+from pipeline.core.stage import Out, Runtime, Task
 from pipeline.core.workers import allocate
 from pipeline.stages import distributions
 from tests import methods
@@ -24,11 +24,16 @@ from tests.pipeline import tiny
 PROMPTS = [*"abcdefghijk"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToyRuntime(Runtime):
+    toy: dict
+
+
 class Toy:
     """Writes the items of a shard; what else it does its task says."""
 
     def __init__(self, task, _):
-        self._asked = task.runtime.extra
+        self._asked = task.runtime.toy
 
     def batch(self):
         return 2
@@ -69,7 +74,13 @@ def computed(folder, workers=0, **toy):
     """The shards of toys: by this process, or by some workers of Ray's."""
     model = tiny.used("", label="toy")
     models = (on_ray(model, workers) if workers else model,)
-    task = Task(distributions.STAGE, "toy", {}, {}, replace(tiny.RUNTIME, models=models, extra=toy))
+    task = Task(
+        distributions.STAGE,
+        "toy",
+        {},
+        {},
+        ToyRuntime(**vars(tiny.RUNTIME) | {"models": models}, toy=toy),
+    )
     folder.mkdir()
     out = Out(task.stage, folder / "artifact", folder / "shards")
     return compute_shards(task, {}, out, PROMPTS, Toy), out

@@ -135,8 +135,10 @@ def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
     wanted = settings.model_copy(update=changes)
     entries = wanted.model_dump(exclude={"source", "revision"})
     entries |= {"tokenizer": {}, "source": {"content": content}}
-    extra = {"path": str(model), "revision": None, "prompts": wanted}
-    return Task(prompts.STAGE, "tiny", entries, {}, replace(RUNTIME, extra=extra))
+    runtime = prompts.PromptsRuntime(
+        **vars(RUNTIME) | {"path": str(model)}, revision=None, prompts=wanted
+    )
+    return Task(prompts.STAGE, "tiny", entries, {}, runtime)
 
 
 def dump_node(model: Path, above: Task, batch: int | None = 4, **changes: Any) -> Task:
@@ -167,7 +169,7 @@ def decoding_node(
     settings |= {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "lookup_match": "latest"}
     settings |= changes
     settings["methods"] = [method_entries(method) for method in methods]
-    runtime = replace(RUNTIME, models=(target, drafter), methods=tuple(methods))
+    runtime = replace(RUNTIME, models=(target, drafter))
     return Task(decoding.STAGE, target.key.partition(".")[2], settings, {}, runtime)
 
 

@@ -36,10 +36,10 @@ def note(what: str) -> None:
 
 def prompts(task: Task, _: Mapping[str, Artifact], out: Out) -> None:
     note("prompts")
-    if task.runtime.extra["fail"]:
+    if task.runtime.toy["fail"]:
         out.write_rows([])
         raise RuntimeError("half-way")
-    noise = task.runtime.extra["noise"]
+    noise = task.runtime.toy["noise"]
     rows = [
         {"prompt_id": f"p{i}", "token_ids": [i + noise, i + 1]}
         for i in range(task.settings["count"])
@@ -53,11 +53,11 @@ class Sums:
     tokens: dict[str, list[int]]
 
     def batch(self) -> int:
-        return int(self.task.runtime.extra["batch"])
+        return int(self.task.runtime.toy["batch"])
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         note(f"shard {','.join(names)}")
-        if len(names) > self.task.runtime.extra["fits"]:
+        if len(names) > self.task.runtime.toy["fits"]:
             raise MemoryError
         schema = self.task.stage.schema()
 
@@ -108,8 +108,8 @@ def tasks(
     label: str = "toy",
 ) -> tuple[Task, Task, Task]:  # fmt: skip
     model = SimpleNamespace(execution=SimpleNamespace(engine="inline", workers=None))
-    extra = {"batch": batch, "fits": fits, "noise": noise, "fail": fail}
-    runtime: Any = SimpleNamespace(models=[model], extra=extra)
+    toy = {"batch": batch, "fits": fits, "noise": noise, "fail": fail}
+    runtime: Any = SimpleNamespace(models=[model], toy=toy)
     first = Task(PROMPTS, label, {"count": count}, {}, runtime)
     second = Task(STEPS, label, {"steps": 3}, {"prompts": first}, runtime)
     return first, second, Task(TOTALS, label, {}, {"steps": second}, runtime)

@@ -65,7 +65,7 @@ def plan(study: Study) -> list[Task]:
             config.targets, answered if name == "accuracy" else study.tasks[name], strict=True
         )
     }
-    runtime = study.runtime(next(iter(config.targets.values())), study.rules)
+    runtime = study.runtime(next(iter(config.targets.values())))
     asked = Asked.of(config.device)
     return [Task(STAGE, config.study, settings, inputs, runtime, asked)]
 

@@ -18,6 +18,7 @@ from analysis.report.bounds_table import RuleSteps
 from analysis.report.drafter_tables import part_statistics
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import concat_targets
+from analysis.rule_config import build
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import top_probability
 from analysis.topk import TopK
@@ -88,6 +89,11 @@ def read_content(task: Task, inputs: Inputs) -> Content:
     )
 
 
+def printed_rules(report: Task) -> list[Rule]:
+    """Return the rules that a report shows."""
+    return [build(mapping) for mapping in report.settings["rules"]]
+
+
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
     """Return the printed names; a log without a name of its own has that of its model."""
     names = [
@@ -101,7 +107,8 @@ def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str
 
 def read_target(report: Task, source: Source) -> Target:
     """Read the steps of a target from its artifacts."""
-    rules, task = report.runtime.rules, source.tasks["distributions"]
+    rules = printed_rules(report)
+    task = source.tasks["distributions"]
     dump = source.artifacts["distributions"]
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     trajectories, bootstrap = stored.resampled(steps, task, report.runtime.statistics)
@@ -164,7 +171,8 @@ def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source
         "runs": of_stage("run_lengths"),
         "parts": pd.concat(map(part_statistics, targets), ignore_index=True),
     }
-    rules, labels = task.runtime.rules, [target.label for target in targets]
+    rules = printed_rules(task)
+    labels = [target.label for target in targets]
     if "acceptance" not in sources[0].artifacts:
         return Results(labels, {rule.label: rule for rule in rules}, frames)
     frames |= {name: of_stage("acceptance", file) for name, file in ACCEPTANCE.items()}
