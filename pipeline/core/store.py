@@ -4,8 +4,8 @@ An artifact is ``<root>/<stage>/<label>-<key12>/``: Parquet files and record.jso
 checksum of every file and of itself. It is made in a workspace beside its place,
 ``.<key12>.<inputs>.v<version>.partial/``, where finished shards outlive a killed run; other content
 of an input is another workspace, and so are other timings. An artifact that was timed again lies
-beside the first, as ``<label>.2-<key12>/``: `pipeline.core.timings` says which one suits what is asked
-for.
+beside the first, as ``<label>.2-<key12>/``: `pipeline.core.timings` says which one suits what is
+asked for.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class Store:
 
 
 def _rank(asked: Asked, artifact: Artifact) -> float:
-    """Return `Asked.rank` of an artifact; most if its record is damaged, so that it is mended."""
+    """Return `Asked.rank` of an artifact; the most if its record is damaged, so it is mended."""
     try:
         return asked.rank(artifact.record)
     except PipelineError:

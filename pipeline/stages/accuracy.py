@@ -55,6 +55,11 @@ class AccuracyRuntime(Runtime):
     tolerated_loss: float
 
 
+def _runtime(task: Task) -> AccuracyRuntime:
+    assert isinstance(task.runtime, AccuracyRuntime)
+    return task.runtime
+
+
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter, or for logs."""
     config, settings = study.config, study.config.accuracy
@@ -113,8 +118,7 @@ class AccuracyWorker:
         from pipeline.decoding.session import load_session
         from pipeline.drafters.pairs import pair_tokenizer
 
-        runtime = task.runtime
-        assert isinstance(runtime, AccuracyRuntime)
+        runtime = _runtime(task)
         tokenizer = pair_tokenizer(*runtime.models)
         self._questions = {
             asked.key: asked for asked in questions(runtime.tasks, task.settings, tokenizer)
@@ -222,8 +226,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.report.text import limits
     from pipeline.inputs.decoded_artifacts import read_answered
 
-    runtime = task.runtime
-    assert isinstance(runtime, AccuracyRuntime)
+    runtime = _runtime(task)
     answered = read_answered(runtime.label, artifact)
     scores = accuracy(answered, *runtime.statistics, runtime.tolerated_loss)
     decisions = losses(scores)["decision"]
@@ -266,7 +269,7 @@ STAGE = Stage(
     },
     plan=plan,
     compute=compute,
-    check_task=lambda task: check_tasks(task.runtime.extra["tasks"]),
+    check_task=lambda task: check_tasks(_runtime(task).tasks),
     summary=summary,
     printed=True,
 )

@@ -271,7 +271,7 @@ def test_a_limit_on_ranks_that_leaves_no_stored_token_is_refused():
 
 
 def test_raw_logits_are_still_refused():
-    with pytest.raises(RuleError, match="mars theta=0.9.*raw logits"):
+    with pytest.raises(RuleError, match=r"mars theta=0\.9.*raw logits"):
         certify(told(2), Mars(0.9))
 
 

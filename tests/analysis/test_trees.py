@@ -249,7 +249,7 @@ def test_tokens_of_both_models_are_put_together(target_size, draft_size):
         return ids, weights[:, :3], weights[:, 3]
 
     target, draft = stored(target_size), stored(draft_size)
-    p, q = acceptance.aligned(target, draft)
+    p, q = sibling_rates.aligned(target, draft)
     first = 0
     for step in range(40):
         ids, weights, tail = (column[step] for column in target)

@@ -34,12 +34,17 @@ def note(what: str) -> None:
         file.write(f"{what}\n")
 
 
+def settings_of_toy(task: Task) -> dict[str, Any]:
+    toy: dict[str, Any] = vars(task.runtime)["toy"]
+    return toy
+
+
 def prompts(task: Task, _: Mapping[str, Artifact], out: Out) -> None:
     note("prompts")
-    if task.runtime.toy["fail"]:
+    if settings_of_toy(task)["fail"]:
         out.write_rows([])
         raise RuntimeError("half-way")
-    noise = task.runtime.toy["noise"]
+    noise = settings_of_toy(task)["noise"]
     rows = [
         {"prompt_id": f"p{i}", "token_ids": [i + noise, i + 1]}
         for i in range(task.settings["count"])
@@ -53,11 +58,11 @@ class Sums:
     tokens: dict[str, list[int]]
 
     def batch(self) -> int:
-        return int(self.task.runtime.toy["batch"])
+        return int(settings_of_toy(self.task)["batch"])
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         note(f"shard {','.join(names)}")
-        if len(names) > self.task.runtime.toy["fits"]:
+        if len(names) > settings_of_toy(self.task)["fits"]:
             raise MemoryError
         schema = self.task.stage.schema()
 
