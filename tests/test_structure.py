@@ -66,3 +66,15 @@ def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path):
         assert tasks[name], name
         for task in tasks[name]:
             assert {one.stage.name for one in task.inputs.values()} <= set(stage.upstream), name
+
+
+def test_nothing_outside_the_tests_is_collected_as_a_test():
+    """pytest collects classes and functions by name, also where it is given a module to check."""
+    for folder in ("analysis", "pipeline", "conf", "tools", "benchmarks"):
+        for path in files(folder):
+            names = [
+                node.name
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            ]
+            assert not [name for name in names if name.startswith(("Test", "test_"))], path

@@ -132,7 +132,7 @@ def test_a_step_below_p0_an_unstored_token_can_pass(alpha, open_):
 
 
 def test_where_no_unlisted_token_can_pass():
-    """A log whose tail is below the threshold: what is rejected has at least an even share."""
+    """A tail below the threshold: what is rejected has at least an even share of it."""
     log = TopK.from_log_probs([[0, 1]], [np.log([0.6, 0.36])], 0.0, 6)
     for theta, truths in ((0.05, (0.04, 0.01)), (0.039, None)):
         found = certify(log, AbsoluteThreshold(theta))

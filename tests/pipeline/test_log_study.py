@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 
 from analysis import RuleError, TopK, certify
-from analysis.rules import StrictGreedy
+from analysis.rules import Mars, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.bootstrap import Resampling
 from pipeline import solve
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Artifact
 from pipeline.inputs.artifact_readers import read_distributions, resampled
+from pipeline.settings.criteria import judged_by_logs
 from pipeline.stages.distributions import STAGE
 from pipeline.study import Study
 from tests.analysis.test_truncation import V
@@ -98,6 +99,26 @@ def test_a_log_is_certified_at_its_own_temperature(tmp_path):
     }.items():
         with pytest.raises(PipelineError, match=message):
             Study(*command, more)
+
+
+class Half(Rule):
+    """A count of one's own, which reads no raw logits."""
+
+    def accepted_count(self, dist):
+        return np.where(dist.top_probability > 0.5, 1, 2)
+
+
+def test_which_rules_may_be_judged_by_a_log():
+    assert all(map(judged_by_logs, (StrictGreedy(), Tree(3), Typical(0.1, 0.09), Half())))
+    assert not judged_by_logs(Mars(0.9))
+
+
+def test_any_is_printed_where_the_strict_end_is_enough():
+    row = {"target": "t", "rule": "typical", "kind": "certified", "value": 0.9999}
+    row |= {"ci_low": 0.9999, "ci_high": 0.9999}
+    rows = [row | {"wanted": str(any_), "any_setting": any_} for any_ in (True, False)]
+    (printed,) = solve._pivot(rows, "wanted", "value", {"certified": "any drafter"})
+    assert (printed["True"], printed["False"]) == ("any", "0.9999")
 
 
 @pytest.mark.thorough
