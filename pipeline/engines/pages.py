@@ -100,7 +100,7 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
     before, after = _sums(first, early), _sums(last, late)
     broken = _break_between(first.name, early, late)
     if broken:
-        raise PipelineError(f"{last} {broken}: ask again (ask.name=NAME)")
+        raise PipelineError(f"{last} {broken}: ask again (ask.name=NAME), or save both pages again")
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
     places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
     by_place = [above - below for above, below in places]
@@ -254,9 +254,9 @@ def _series(path: Path | str, text: str) -> Series:
             )
         series[key] = float(sample.value)
     if not any(_meaning(name) for name, _ in series):
-        other = " of SGLang" if re.search("^sglang:", text, re.MULTILINE) else ""
+        if re.search("^sglang:", text, re.MULTILINE):
+            raise PipelineError(f"{path} is a page of SGLang, which is not read: give its answers")
         raise PipelineError(
-            f"{path} has no counts of drafts or passes{other}: give a page of vLLM, or of "
-            "llama.cpp --metrics; SGLang counts them in its answers"
+            f"{path} has no counts of drafts or passes: give one of vLLM, or of llama.cpp --metrics"
         )
     return series

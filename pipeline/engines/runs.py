@@ -392,9 +392,16 @@ def _following(known: Sequence[tuple[Run, Speed]]) -> str:
 
 
 def untold(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each run that does not tell whether anything was drafted."""
+    """Return a line for each run that lacks a count, with what would give it."""
     lines = []
     for run in runs:
+        counts = {"drafts": run.counts.drafts, "passes": run.counts.passes}
+        lacking = [name for name, count in counts.items() if math.isnan(count)]
+        if run.page is run.counts and run.counts.drafting and lacking:
+            lines.append(
+                f"{run.path.name} lacks the counter of {' and of '.join(lacking)}, so what follows "
+                "from it is shown as -: give the whole page, or that of a newer server"
+            )
         if run.counts.drafting is None:
             remedy = REMEDIES.get(run.engine) or ", ".join(REMEDIES.values())
             lines.append(
