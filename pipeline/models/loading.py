@@ -106,14 +106,21 @@ def _stored_types(folder: Path) -> set[str]:
     return types
 
 
-@lru_cache(maxsize=8)
 def skeleton(spec: ModelSpec) -> LanguageModel:
-    """Return a model without weights, for checks before they are read; once in a process."""
+    """Return a model without weights, for checks before they are read."""
+    path = spec.settings.path
+    folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{spec.key}.path")
+    with _loading(f"{spec.key}.path={path}", MODEL):
+        check_one_form(folder)
+    return _skeleton(spec, folder)
+
+
+@lru_cache(maxsize=8)
+def _skeleton(spec: ModelSpec, folder: Path) -> LanguageModel:
+    """Build a model without weights, once in a process."""
     key, settings, where = spec.key, spec.settings, f"{spec.key}.path={spec.settings.path}"
-    folder = model_folder(settings.path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.set_verbosity_error()
     with _loading(where, MODEL):
-        check_one_form(folder)
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
     if kind is None:

@@ -150,7 +150,7 @@ def test_answers_of_one_token_have_no_tokens_per_call():
     )
     models = [SimpleNamespace(settings=SimpleNamespace(label=name)) for name in "TD"]
     drafts = SimpleNamespace(runtime=SimpleNamespace(models=models))
-    runtime = SimpleNamespace(rules=[StrictGreedy()])
-    (row,) = STAGE.summary(SimpleNamespace(inputs={"drafts": drafts}, runtime=runtime), artifact)
+    settings = {"rules": [rule_entries(StrictGreedy())]}
+    (row,) = STAGE.summary(SimpleNamespace(inputs={"drafts": drafts}, settings=settings), artifact)
     flags = [value for name, value in row.items() if name.endswith("censored")]
     assert flags == [False]

@@ -7,7 +7,7 @@ import pytest
 from pipeline import engine
 from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import read_run
-from pipeline.errors import PipelineError
+from pipeline.core.errors import PipelineError
 from tests.engines import metrics
 
 BEFORE = {"0": 1000, "1": 1000}  # drafts of each replica

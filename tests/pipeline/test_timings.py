@@ -131,7 +131,7 @@ class Timed(toy.Sums):
 
     @property
     def noise(self):
-        return self.task.runtime.extra["tokens"].get(self.task.asked.threads, 0)
+        return self.task.runtime.toy["tokens"].get(self.task.asked.threads, 0)
 
     def facts(self, measured):
         return {"machines": distinct(measured)}
@@ -169,7 +169,7 @@ def asking(threads=None, *, here=False, device=None, tokens=None):
     prompts, _, last = tasks()
     asked = Asked(device, threads, here)
     runtime = last.runtime.__class__(**vars(last.runtime))
-    runtime.extra = runtime.extra | {"tokens": tokens or {}}
+    runtime.toy = runtime.toy | {"tokens": tokens or {}}
     made = replace(last, stage=TIMED, inputs={"prompts": prompts}, asked=asked, runtime=runtime)
     return made, replace(made, stage=SHOWN, inputs={"timed": made})
 
