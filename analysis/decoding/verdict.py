@@ -270,4 +270,4 @@ def speed_text(run: Run) -> str:
     '1.130 [1.001, 1.185] times as fast'
     """
     ends = run["speedup"], run["ci_low"], run["ci_high"]
-    return f"{interval_text(*ends, apart=[1])} times as fast"
+    return f"{interval_text(*ends, apart=[1], zero_width=True)} times as fast"

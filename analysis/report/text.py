@@ -125,8 +125,9 @@ def interval_text(
     digits: int = 2,
     unit: str = "",
     apart: Sequence[float] = (),
+    zero_width: bool = False,
 ) -> str:
-    """Return a number with its unit, and with its interval if it has a width.
+    """Return a number with its unit, and with its interval if it has a width, or `zero_width`.
 
     `apart` are values at which something is decided: an end that is not there is printed with so
     many digits that it does not look as if it were.
@@ -140,7 +141,7 @@ def interval_text(
     text = number_text(value, digits)
     if not math.isnan(value):
         text += unit
-    if low < high:
+    if low < high or (zero_width and low == high):
         text += f" [{number_text(low, digits)}, {number_text(high, digits)}]"
     return text
 

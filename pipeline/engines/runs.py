@@ -104,9 +104,8 @@ class Speed(NamedTuple):
         if math.isnan(self.low):
             return f"{self.times:.2f} times"
         unit = " times, roughly" if self.rough else " times"
-        if self.low == self.high:  # known, and not to be taken for unknown
-            return f"{self.times:.2f}{unit} [{self.low:.2f}, {self.high:.2f}]"
-        return interval_text(self.times, self.low, self.high, unit=unit, apart=[1])
+        ends = self.low, self.high
+        return interval_text(self.times, *ends, unit=unit, apart=[1], zero_width=True)
 
 
 def read_run(path: Path, length: int | None = None) -> Run:

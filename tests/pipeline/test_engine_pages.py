@@ -5,9 +5,9 @@ import math
 import pytest
 
 from pipeline import engine
+from pipeline.core.errors import PipelineError
 from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import read_run
-from pipeline.core.errors import PipelineError
 from tests.engines import metrics
 
 BEFORE = {"0": 1000, "1": 1000}  # drafts of each replica
