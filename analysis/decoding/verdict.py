@@ -117,11 +117,11 @@ def advise(
         if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
     ]
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
-    together = (
-        f"; intervals hold for all {len(methods)} timed methods at once" if methods[1:] else ""
-    )
+    together = ""
+    if len(methods) > 1 and prompts > 1:
+        together = f"; intervals hold for all {len(methods)} timed methods at once"
     verdict = _verdict(target, drafter, best, outcome, doubt)
-    sentence = f"{verdict} ({prompts} prompts, {how}{together})."
+    sentence = f"{verdict} ({_counted(prompts)}, {how}{together})."
     return Advice(target, outcome, sentence, beside, of_drafters)
 
 
@@ -130,8 +130,12 @@ def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
     if best is None:
         return "no lossless method that an engine runs was timed"
     if prompts < FEW_PROMPTS:
-        return f"{prompts} prompts are fewer than {FEW_PROMPTS}"
+        return f"{_counted(prompts)} of at least {FEW_PROMPTS} that are needed"
     return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one" * bool(busy)
+
+
+def _counted(prompts: int) -> str:
+    return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 
 def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: str) -> str:

@@ -89,6 +89,14 @@ def test_an_interval_that_contains_1_decides_nothing(low, high, given, outcome):
     assert f"{given.get('prompts', 30)} prompts, greedy decoding" in found.sentence
 
 
+def test_one_prompt_has_no_interval_to_speak_of():
+    one, other = (run(x, math.nan, math.nan, prompts=1) for x in (1.3, 1.2))
+    found = said(one, {**other, **LOOKUP})
+    assert found.outcome == OPEN
+    assert "(1 prompt, greedy decoding)" in found.sentence
+    assert "1.30 times as fast" in found.sentence
+
+
 def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing():
     busy = said(run(1.3, 1.2, 1.4), run(2, 1.9, 2.1, **RELAXED), busy=["gaps"])
     assert (busy.outcome, "the machine was busy (gaps)" in busy.sentence) == (OPEN, True)
