@@ -29,10 +29,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from pipeline import ask, cli
-from pipeline.settings.composition import composed
 from pipeline.core.errors import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.core.files import file_digest, remove
 from pipeline.core.paths import ROOT
+from pipeline.settings.composition import composed
 from tests.pipeline.toy import status
 
 SECONDS = 20.0  # after which a command is interrupted: a huge value may be right, and take hours

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 
 from conf.schema import LONGEST_NAME, Ask
 from pipeline.core.errors import PipelineError, command, first_line
-from pipeline.core.files import regular, digest, slug, write_whole
+from pipeline.core.files import digest, regular, slug, write_whole
 from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
 from pipeline.engines import servers

@@ -87,7 +87,9 @@ class _Told(BaseModel):
     corrects: list[Count] | None = _of_sglang(
         "spec_correct_drafts_histogram", "spec_accept_histogram"
     )
-    emitted: list[Annotated[int, Field(ge=1, le=MOST_PLACES + 1)]] | None = None  # Spec-Bench
+    accept_lengths: list[Annotated[int, Field(ge=1, le=MOST_PLACES + 1)]] | None = (
+        None  # Spec-Bench
+    )
 
 
 class EngineAnswer(NamedTuple):
@@ -257,8 +259,8 @@ def read_answer(part: Part) -> EngineAnswer | None:
         answer = _of_llama(answer, told, part)
     elif told.verified:
         answer = _of_sglang_counts(answer, told)
-    elif told.emitted is not None:
-        passes, tokens = len(told.emitted), sum(told.emitted)
+    elif told.accept_lengths is not None:
+        passes, tokens = len(told.accept_lengths), sum(told.accept_lengths)
         answer = answer._replace(
             engine="Spec-Bench", size=1 + tokens, accepted=tokens - passes, counted_passes=passes
         )
@@ -281,7 +283,7 @@ def _told(part: Part) -> _Told:
     fields = {
         "ids": ids,
         "sglang": found[0] if found else None,
-        "emitted": part.content.get("accept_lengths") if part.is_choice else None,
+        "accept_lengths": part.content.get("accept_lengths") if part.is_choice else None,
     }
     try:
         return _Told.model_validate({**part.body, **fields})

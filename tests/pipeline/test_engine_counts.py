@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import engine
 from pipeline.core.errors import PipelineError
 from pipeline.engines.counts import read_sums
 from pipeline.engines.pages import page_of, read_page
@@ -106,6 +107,135 @@ def test_names_of_a_branch_of_llama_cpp():
              "n_decode_total 300", "n_busy_slots_per_decode 2")  # fmt: skip
     page = read_page("page", "".join(f"llamacpp:{name}\n" for name in names))
     assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 600)
+
+
+UNCOUNTED = {"id": "c", "choices": [{"index": 0, "message": {"content": "x"}}],
+             "usage": {"completion_tokens": 64}}  # fmt: skip
+LLAMA = {"content": "x", "stop": True, "timings": {"predicted_n": 64, "predicted_ms": 9.0}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "remedy"),
+    [
+        (UNCOUNTED, "--per-request-spec-decode-metrics detailed, send SGLang"),
+        (
+            UNCOUNTED | {"system_fingerprint": "vllm-0.32.0"},
+            "-: start vLLM with --per-request-spec",
+        ),
+        (UNCOUNTED | {"metrics": {"speculative_decoding": None}}, "--per-request-spec"),
+        (UNCOUNTED | {"sglext": {}}, '-: send SGLang "return_spec_tokens_details": true'),
+        (UNCOUNTED | {"sglext": {"spec_tokens_details": {"spec_verify_ct": 0}}}, "-: send SGLang"),
+        (LLAMA, "-: take a newer llama.cpp"),
+    ],
+)
+def test_counts_that_are_not_told_are_unknown(answer, remedy, tmp_path, capsys):
+    """Tokens alone do not say that nothing was drafted; what would say it is named."""
+    path = rows(tmp_path / "answers", answer)
+    counts = read(path)
+    assert (counts.emitted, counts.drafting) == (63, None)
+    for number in (counts.drafts, counts.drafted, counts.accepted, counts.passes):
+        assert math.isnan(number)
+    engine.main([str(path)])
+    header, row, line, _ = capsys.readouterr().out.splitlines()
+    assert row.split() == ["answers", "-", "-", "-", "63", "-", "-"]
+    assert remedy in line
+    assert "1.000" not in header + row + line
+
+
+def test_llama_cpp_since_it_counts_the_cache_leaves_out_drafts_that_are_0(tmp_path):
+    answer = LLAMA | {"timings": LLAMA["timings"] | {"cache_n": 0}}
+    counts = read(rows(tmp_path / "answers", answer))
+    assert (counts.drafting, counts.passes, counts.tokens_per_pass) == (False, 63, (1, 1))
+
+
+SPELLINGS = [
+    ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_correct_drafts_histogram"),
+    ("spec_proposed_drafts", "spec_accepted_drafts", "spec_accept_histogram"),
+    ("spec_draft_token_num", "spec_accept_token_num", "spec_accept_histogram"),
+]
+
+
+def sglang(place, names, histogram=(11, 14, 11, 4, 0, 3)):
+    """An answer of 106 tokens in 43 calls (sglang, pull request 33518), in one of its layouts."""
+    counts = {"spec_verify_ct": 43, "spec_accept_length": 106 / 43}
+    counts |= dict(zip(names, (215, 63, list(histogram)), strict=True))
+    choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "length"}
+    body = {"id": "s", "choices": [choice], "usage": {"completion_tokens": 106}}
+    if place == "generate":
+        return {"text": "a", "meta_info": counts | {"completion_tokens": 106}}
+    if place == "choice":
+        return body | {"choices": [choice | {"meta_info": counts}]}
+    return body | {"sglext": {"spec_tokens_details": counts}}
+
+
+@pytest.mark.parametrize("place", ["sglext", "generate", "choice"])
+@pytest.mark.parametrize("names", SPELLINGS)
+def test_every_layout_of_sglang_is_read(place, names, tmp_path):
+    run = read_run(rows(tmp_path / "answers", sglang(place, names)))
+    counts = run.counts
+    assert (counts.engine, run.length) == ("SGLang", 5)
+    assert (counts.drafts, counts.drafted, counts.accepted) == (43, 215, 63)
+    assert (counts.passes, counts.most_passes, counts.emitted) == (43, 43, 105)
+    assert counts.tokens_per_pass == pytest.approx((2.4419, 2.4419), abs=1e-4)
+    assert list(counts.by_place) == [32, 18, 7, 3, 3]
+
+
+def test_what_sglang_drafts_as_a_tree_has_no_length(tmp_path):
+    """63 tokens a draft, of which at most five in a row are accepted."""
+    answer = sglang("sglext", SPELLINGS[0])
+    answer["sglext"]["spec_tokens_details"]["spec_num_proposed_drafts"] = 43 * 63
+    assert read_run(rows(tmp_path / "answers", answer)).length is None
+
+
+def test_sglangs_answers_that_were_not_asked_for_counts_stay_unknown(tmp_path):
+    """One of a single token needs none: no pass follows prefill."""
+    counted = sglang("sglext", SPELLINGS[0])
+    short = UNCOUNTED | {"id": "short", "usage": {"completion_tokens": 1}}
+    assert read(rows(tmp_path / "answers", counted, short)).passes == 43
+    assert math.isnan(read(rows(tmp_path / "answers", counted, UNCOUNTED)).passes)
+
+
+def test_sglangs_histogram_must_agree_with_its_counts(tmp_path):
+    answer = sglang("sglext", SPELLINGS[0], (11, 14, 11, 4, 0, 2))
+    with pytest.raises(PipelineError, match=r"line 1 has an acceptance_histogram of 42 calls"):
+        read(rows(tmp_path / "answers", answer))
+
+
+def test_spec_benchs_answers(tmp_path):
+    """The tokens that each pass emitted, of two turns."""
+    choice = {"index": 0, "turns": ["a", "b"], "decoding_steps": [3, 2], "new_tokens": [9, 3],
+              "wall_time": [1.0, 1.0], "accept_lengths": [3, 1, 4, 1, 1]}  # fmt: skip
+    row = {"question_id": 81, "model_id": "m", "choices": [choice]}
+    counts = read(rows(tmp_path / "answers", row))
+    assert (counts.engine, counts.passes, counts.emitted, counts.accepted) == (
+        "Spec-Bench",
+        5,
+        10,
+        5,
+    )
+    assert math.isnan(counts.drafted)
+    choice["accept_lengths"][0] = 0
+    with pytest.raises(PipelineError, match=r"has accept_lengths\.0=0"):
+        read(rows(tmp_path / "answers", row))
+
+
+def test_vllms_generate_has_its_prompt_in_token_ids(tmp_path):
+    said = {"acceptance_histogram": [4, 2, 2, 6], "num_spec_steps": 14,
+            "num_accepted_draft_tokens": 24, "num_draft_tokens": 42}  # fmt: skip
+    body = {"request_id": "g", "choices": [{"index": 0, "token_ids": [5] * 39}]}
+    line = {"request": {"token_ids": [1, 2], "sampling_params": {"temperature": 0.0}},
+            "response": body | {"metrics": {"speculative_decoding": said}}}  # fmt: skip
+    counts = read(rows(tmp_path / "answers", line))
+    assert (counts.passes, counts.most_passes, counts.emitted) == (14, 17, 38)
+    assert counts.answers["g"].prompt == [1, 2]
+
+
+@pytest.mark.parametrize(("echo", "size"), [(False, 12), (True, None)])
+def test_tokens_with_log_probabilities_are_counted_where_nothing_else_is(echo, size, tmp_path):
+    logged = {"tokens": ["a"] * 12, "token_logprobs": [-1.0] * 12}
+    line = {"request": {"echo": echo}, "response": {"choices": [{"text": "x", "logprobs": logged}]}}
+    (answer,) = read(rows(tmp_path / "answers", line)).answers.values()
+    assert answer.size == size
 
 
 def test_what_is_left_out_is_counted(tmp_path):
