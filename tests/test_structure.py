@@ -2,6 +2,7 @@
 
 import ast
 from functools import cache
+from importlib import import_module
 
 import pytest
 
@@ -78,3 +79,16 @@ def test_nothing_outside_the_tests_is_collected_as_a_test():
                 if isinstance(node, ast.ClassDef | ast.FunctionDef)
             ]
             assert not [name for name in names if name.startswith(("Test", "test_"))], path
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pipeline.stored", "read_steps"),
+        ("analysis.acceptance.summary", "margins"),
+        ("analysis.report.acceptance", "margin_figure"),
+        ("analysis.rule_config", "build"),
+    ],
+)
+def test_imports_of_older_notebooks_stay(module, name):
+    assert callable(getattr(import_module(module), name))

@@ -1,0 +1,5 @@
+"""The name that notebooks of version 1.0 import `analysis.report.drafter_tables` by."""
+
+from .drafter_tables import margin_figure
+
+__all__ = ["margin_figure"]
