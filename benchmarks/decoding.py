@@ -19,13 +19,13 @@ import torch
 
 from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
-from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import Match
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.decoding.sampling import Greedy
+from pipeline.decoding.verification import Match
+from pipeline.models.eagle3.drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_pair
+from pipeline.models.loading import load_pair
 from pipeline.study import Study
 
 ROUNDS = 3

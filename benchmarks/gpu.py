@@ -27,16 +27,16 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import symmetric
-from pipeline.decoding.choices import Greedy
+from pipeline.core.workers import out_of_memory
 from pipeline.decoding.drafters import Drafter, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import Match
+from pipeline.decoding.sampling import Greedy
+from pipeline.decoding.verification import Match
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.devices import describe_device, peak_memory
 from pipeline.models.language_model import Head, linear_of
-from pipeline.models.load import LanguageModel, wrap
+from pipeline.models.loading import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
-from pipeline.workers import out_of_memory
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,

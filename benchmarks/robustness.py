@@ -37,8 +37,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from analysis.report import style
 from pipeline import cli, verify
-from pipeline.config import composed
-from pipeline.files import read_json
+from pipeline.core.files import read_json
+from pipeline.settings.composition import composed
 from pipeline.study import STAGES
 from tests.pipeline import tiny
 from tests.pipeline.toy import die_at, status

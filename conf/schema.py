@@ -174,7 +174,7 @@ class Ask(Section):
 
 
 class Decoding(Section):
-    """Decoding with a drafter; `methods` is checked by `pipeline.methods`."""
+    """Decoding with a drafter; `methods` is checked by `pipeline.settings.methods`."""
 
     prompts: Count
     steps: Annotated[int, Field(ge=3)]  # the first comes with the prompt, the last is never tested

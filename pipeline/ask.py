@@ -28,14 +28,14 @@ import httpx2
 from filelock import FileLock, Timeout
 
 from conf.schema import Ask
-from pipeline.config import files_and_overrides
+from pipeline.core.errors import PipelineError, command, first_line
+from pipeline.core.files import slug
+from pipeline.core.shards import progress_bar
+from pipeline.core.store import relative
 from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
-from pipeline.errors import PipelineError, command, first_line
-from pipeline.files import slug
-from pipeline.shards import progress_bar
-from pipeline.store import relative
+from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
 
 ATTEMPTS = 6  # at one prompt

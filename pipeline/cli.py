@@ -21,11 +21,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
-from pipeline.config import OVERRIDE, composed, config_dirs, refuse, report_name
-from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
-from pipeline.paths import CONF
-from pipeline.stage import Artifact, Task
-from pipeline.store import VERDICT, Store, relative
+from pipeline.core.errors import EXPECTED, PipelineError, one_line, terminal
+from pipeline.core.paths import CONF
+from pipeline.core.stage import Artifact, Task
+from pipeline.core.store import VERDICT, Store, relative
+from pipeline.settings.composition import OVERRIDE, composed, config_dirs, refuse, report_name
 
 PROJECT = "draft-acceptance-study"
 COMMANDS = ("ask", "engine", "fetch", "solve", "verify")
@@ -72,7 +72,7 @@ def _job(config: DictConfig) -> None:
 
 
 def _single(config: DictConfig) -> None:
-    from pipeline import sweeps
+    from pipeline.core import sweeps
 
     _, tasks, artifacts = run(config)
     if tasks[0].stage.printed:
@@ -80,7 +80,7 @@ def _single(config: DictConfig) -> None:
 
 
 def _point(config: DictConfig) -> None:
-    from pipeline import sweeps
+    from pipeline.core import sweeps
 
     job = HydraConfig.get()
     overrides = list(job.overrides.task)

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.statistics.bootstrap import Resampling
-from pipeline.config import composed, files_and_overrides, settings_of
+from pipeline.core.errors import PipelineError, command
 from pipeline.engines.answers import counted
 from pipeline.engines.runs import Run, compare, read_run, recommendation, screen
-from pipeline.errors import PipelineError, command
+from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
 OF_A_STUDY = ("study=", "target=", "drafter=")

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
-from pipeline import hub
-from pipeline.config import composed, settings_of
-from pipeline.errors import PipelineError, command, first_line, noted, say
-from pipeline.paths import ROOT
-from pipeline.prompt_files import KEY, source_files
+from pipeline.core.errors import PipelineError, command, first_line, noted, say
+from pipeline.core.paths import ROOT
+from pipeline.inputs import hub
+from pipeline.inputs.prompt_files import KEY, source_files
+from pipeline.settings.composition import composed, settings_of
 from pipeline.study import models_named
 
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import UNDEFINED, limits, rounded_down
 from analysis.rule_config import build_range
-from pipeline import sweeps
-from pipeline.criteria import judged_by_logs, mistakes
-from pipeline.errors import command
-from pipeline.files import slug
-from pipeline.stage import Json
-from pipeline.stored import read_distributions, read_steps, resampled
+from pipeline.core import sweeps
+from pipeline.core.errors import command
+from pipeline.core.files import slug
+from pipeline.core.stage import Json
+from pipeline.inputs.artifact_readers import read_distributions, read_steps, resampled
+from pipeline.settings.criteria import judged_by_logs, mistakes
 from pipeline.study import Study
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class SolvedTarget:
 
     def needed(self) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
-        from analysis.acceptance.summary import kl_needed
+        from analysis.acceptance.drafter import kl_needed
         from analysis.certificates.certify import certify
 
         rules, share = self._study.rules, self._wanted.share

@@ -19,12 +19,12 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf import schema
 from conf.schema import DrafterConfig, ModelConfig
-from pipeline.config import composed, settings_of
-from pipeline.criteria import build_rules, decoded_rules, rule_entries
-from pipeline.errors import PipelineError, noted, say
-from pipeline.hub import Identities, local_file, local_path
-from pipeline.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
-from pipeline.store import Store, relative
+from pipeline.core.errors import PipelineError, noted, say
+from pipeline.core.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
+from pipeline.core.store import Store, relative
+from pipeline.inputs.hub import Identities, local_file, local_path
+from pipeline.settings.composition import composed, settings_of
+from pipeline.settings.criteria import build_rules, decoded_rules, rule_entries
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +202,7 @@ class Study:
 
     def distributions(self, target: str) -> TopK:
         """Return the stored distributions of all steps of a target."""
-        from pipeline.stored import read_distributions
+        from pipeline.inputs.artifact_readers import read_distributions
 
         return read_distributions(self.artifact("distributions", target))
 
@@ -229,7 +229,7 @@ def check_models(tasks: Sequence[Task]) -> None:
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
-    from pipeline.models.load import check_pair, skeleton
+    from pipeline.models.loading import check_pair, skeleton
 
     checked = set()
     for task in tasks:
@@ -238,7 +238,7 @@ def check_models(tasks: Sequence[Task]) -> None:
             continue
         checked.add((models[0].key, len(models)))
         if models[0].execution.engine == "ray":
-            from pipeline.workers import allocate, connect
+            from pipeline.core.workers import allocate, connect
 
             allocate(connect().cluster_resources(), models[0])
         else:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.errors import DamagedError, PipelineError, command
-from pipeline.hub import SUMS
-from pipeline.hub import damaged as damaged_model
-from pipeline.paths import OUTPUTS
-from pipeline.store import Store
+from pipeline.core.errors import DamagedError, PipelineError, command
+from pipeline.core.paths import OUTPUTS
+from pipeline.core.store import Store
+from pipeline.inputs.hub import SUMS
+from pipeline.inputs.hub import damaged as damaged_model
 from pipeline.study import STAGES
 
 

@@ -1,4 +1,4 @@
-"""How far a drafter's q lies from the target's p: the plain twin of pipeline.models.compare.
+"""How far a drafter's q lies from the target's p: the plain twin of pipeline.models.logit_comparison.
 
 All of it takes log-probabilities or logits of N steps, (N, V), and works in float64; -inf is a
 token of probability zero. Divergences are in nats.

@@ -1,6 +1,6 @@
 """Lists of methods, for tests."""
 
-from pipeline.methods import build_methods
+from pipeline.settings.methods import build_methods
 
 
 def build(entries, draft_length=None):

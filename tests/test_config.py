@@ -5,10 +5,10 @@ import re
 import pytest
 
 from pipeline import cli, solve
-from pipeline.config import composed, files_and_overrides, report_name, settings_of
-from pipeline.criteria import build_rules
-from pipeline.errors import PipelineError, noted, one_line
-from pipeline.paths import CONF
+from pipeline.core.errors import PipelineError, noted, one_line
+from pipeline.core.paths import CONF
+from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
+from pipeline.settings.criteria import build_rules
 from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.pipeline import tiny

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 
 from analysis.rules import BUILT_IN
 from conf import schema
-from pipeline.config import OVERRIDE, composed, settings_of
-from pipeline.criteria import build_rules, decoded_rules
-from pipeline.methods import build_methods
-from pipeline.paths import CONF, ROOT
+from pipeline.core.paths import CONF, ROOT
+from pipeline.settings.composition import OVERRIDE, composed, settings_of
+from pipeline.settings.criteria import build_rules, decoded_rules
+from pipeline.settings.methods import build_methods
 
 DOCS = list((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "benchmarks" / "results"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from analysis.statistics.bootstrap import QUANTILES
-from pipeline.files import json_digest
+from pipeline.core.files import json_digest
 from pipeline.study import STAGES, Study
 from tests import results
 from tests.conftest import pipeline

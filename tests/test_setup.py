@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from packaging.requirements import Requirement
 
-from pipeline.paths import ROOT
+from pipeline.core.paths import ROOT
 from tools import setup_env
 
 PIP_CONFIG = "global.index-url='https://mirror.example/simple'\nglobal.timeout='9'\n"

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from conf import schema
-from pipeline.paths import ROOT
+from pipeline.core.paths import ROOT
 from pipeline.study import STAGES, Study
 from tests.conftest import HEAVY
 

@@ -19,7 +19,7 @@ from analysis.certificates.certify import certify
 from analysis.report import style
 from analysis.rules import Additive, StrictGreedy, Tree
 from pipeline import solve
-from pipeline.paths import ROOT
+from pipeline.core.paths import ROOT
 from pipeline.stages.report import inputs, page
 from pipeline.study import Study
 from tests.conftest import HEAVY, SMALL, SmallStudy, pipeline

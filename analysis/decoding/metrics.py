@@ -22,7 +22,7 @@ from ..rules import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.trajectories import acceptance_by_position
 from ..topk import Floats
-from .answers import differing_answers
+from .paired_accuracy import differing_answers
 
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from analysis.decoding.lookup import continuation
 from analysis.trees.topology import DynamicTree, Topology
-from pipeline.decoding.choices import Choice, Greedy
-from pipeline.decoding.shapes import Draft, Fixed, Grown, Walk, chain, readable, within
+from pipeline.decoding.sampling import Choice, Greedy
+from pipeline.decoding.tree_drafting import Draft, Fixed, Grown, Walk, chain, readable, within
 from pipeline.models.devices import send
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.models.kv_session import Texts, TreePass
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.passes import Texts, TreePass
 
 TreeShape = Topology | DynamicTree
 

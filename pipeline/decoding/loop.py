@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology
-from pipeline.decoding.choices import BrokenLogitsError
+from pipeline.core.errors import PipelineError
 from pipeline.decoding.drafters import Drafter, nothing, room
-from pipeline.decoding.shapes import Draft, readable, verification_pass
-from pipeline.decoding.verify import Verifier
-from pipeline.errors import PipelineError
+from pipeline.decoding.sampling import BrokenLogitsError
+from pipeline.decoding.tree_drafting import Draft, readable, verification_pass
+from pipeline.decoding.verification import Verifier
 from pipeline.models.devices import Mark, mark, seconds_between, send
-from pipeline.models.load import LanguageModel
-from pipeline.models.passes import Texts
+from pipeline.models.kv_session import Texts
+from pipeline.models.loading import LanguageModel
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.core.errors import PipelineError, first_line
 
 NO_ANSWER = "objects that are no answers"
 NO_JSON = "lines that are no JSON"

@@ -19,12 +19,12 @@ from analysis.decoding.lookup import lookup_calls
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
+from pipeline.core.errors import PipelineError
 from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.runs import Run
-from pipeline.errors import PipelineError
-from pipeline.models.compare import compare_logits, read_pair
-from pipeline.models.load import load_model, load_pair
-from pipeline.models.passes import Texts
+from pipeline.models.kv_session import Texts
+from pipeline.models.loading import load_model, load_pair
+from pipeline.models.logit_comparison import compare_logits, read_pair
 from pipeline.study import Study
 
 ROWS = 64  # of logits that are ranked at once, in float64

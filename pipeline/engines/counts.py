@@ -25,8 +25,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import FormatError, Part, counted, read_answers
-from pipeline.errors import PipelineError
 
 MOST = 10_000_000  # tokens or calls of an answer; more are damage
 MOST_PLACES = 1024  # tokens of a draft; more are damage

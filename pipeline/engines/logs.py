@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import Part, counted, read_answers
 from pipeline.engines.steps import (
     CUT_STEPS,
@@ -32,7 +33,6 @@ from pipeline.engines.steps import (
     logged_steps,
     ranked_step,
 )
-from pipeline.errors import PipelineError
 
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 LEAST_ERROR = 1e-4  # nats

@@ -22,9 +22,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import read_bytes
 from pipeline.engines.counts import MOST_PLACES, Counts
-from pipeline.errors import PipelineError
 
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")

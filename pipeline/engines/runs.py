@@ -22,10 +22,10 @@ from analysis.decoding.metrics import formula_speedup
 from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import acceptance_by_position
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import read_bytes
 from pipeline.engines.counts import Counts, read_sums
 from pipeline.engines.pages import page_difference, page_of
-from pipeline.errors import PipelineError
 
 LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ

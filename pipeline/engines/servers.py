@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx2
 
+from pipeline.core.errors import PipelineError, first_line
 from pipeline.engines.answers import FormatError, answer_parts, printable
 from pipeline.engines.counts import read_answer
 from pipeline.engines.pages import read_page
-from pipeline.errors import PipelineError, first_line
 
 MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
 PATIENCE = 30.0  # seconds for a connection, and for all but answers

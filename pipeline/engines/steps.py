@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import FormatError, Part
-from pipeline.errors import PipelineError
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.load import LanguageModel
+from pipeline.models.kv_session import Texts
+from pipeline.models.loading import LanguageModel
 from pipeline.models.logit_statistics import Found, invert, logit_statistics
-from pipeline.models.passes import Texts
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.errors import PipelineError
-from pipeline.stage import Json
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Json
 
 Mark = float | torch.cuda.Event  # a moment, of `mark`
 

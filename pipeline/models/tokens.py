@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError, first_line
-from pipeline.hub import HUB_ID, cached_commit, hub_files, local_path
-from pipeline.stage import Artifact, Task
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.stage import Artifact, Task
+from pipeline.inputs.hub import HUB_ID, cached_commit, hub_files, local_path
 
 TOKENS_NAMED = 3  # differing tokens that are named
 TOKENIZER = "tokenizer.json"

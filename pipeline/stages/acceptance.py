@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, mark_of
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
-from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
-from pipeline.errors import PipelineError
-from pipeline.stage import Json, Stage, Task, statistics_entries
-from pipeline.stored import read_steps
+from pipeline.core.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Json, Stage, Task, statistics_entries
+from pipeline.inputs.artifact_readers import read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from analysis.acceptance.judgement import Judgement, Steps
     from analysis.rules import Rule
-    from pipeline.stage import Artifact, Inputs, ModelSpec, Out
+    from pipeline.core.stage import Artifact, Inputs, ModelSpec, Out
     from pipeline.study import Study
 
 SUMMARY = {  # statistic: its column in a sweep's table
@@ -53,7 +53,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     import pandas as pd
     import pyarrow as pa
 
-    from analysis.acceptance.summary import (
+    from analysis.acceptance.drafter import (
         depth_statistics,
         finite_share,
         rule_statistics,
@@ -173,7 +173,7 @@ STAGE = Stage(
             "certified": Column("bool", "kl, or full_kl where it is, is surely below lower"),
         },
         "statistics": RULE
-        | {  # analysis.acceptance.summary
+        | {  # analysis.acceptance.drafter
             "statistic": Column("string", "acceptance, certified, coverage, ..."),
             **ENDS,
             **CUT,

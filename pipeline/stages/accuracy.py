@@ -14,22 +14,22 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pipeline.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
-from pipeline.errors import PipelineError
-from pipeline.harness_tasks import INSTALL, Question, questions, task_entries
-from pipeline.methods import baseline, build_methods, method_entries
-from pipeline.stage import Json, Stage, Task
+from pipeline.core.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Json, Stage, Task
+from pipeline.inputs.harness_tasks import INSTALL, Question, questions, task_entries
+from pipeline.settings.methods import baseline, build_methods, method_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipeline.columns import Row, Tables
+    from pipeline.core.columns import Row, Tables
+    from pipeline.core.stage import Artifact, Inputs, Out
+    from pipeline.core.workers import Progress, Result
     from pipeline.decoding.loop import Prefill
-    from pipeline.decoding.pair import DecodingPair
-    from pipeline.methods import Method
-    from pipeline.stage import Artifact, Inputs, Out
+    from pipeline.decoding.session import DecodingPair
+    from pipeline.settings.methods import Method
     from pipeline.study import Study
-    from pipeline.workers import Progress, Result
 
     Decode = Callable[[list[int]], str]  # tokens to their text
 
@@ -88,18 +88,18 @@ def scored(methods: Sequence[Method]) -> list[Method]:
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Answer and score the first items of every task with every method."""
-    from pipeline.shards import compute_shards, write_tables
+    from pipeline.core.shards import compute_shards, write_tables
 
     shards = compute_shards(task, inputs, out, None, AccuracyWorker, unit="item")
     write_tables(task, out, [json.loads(shard.content()) for shard in shards], "item")
 
 
 class AccuracyWorker:
-    """A target and its drafter, with all methods and questions; see `pipeline.workers.Worker`."""
+    """A target and its drafter, with all methods and questions; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
-        from pipeline.decoding.pair import load_decoding_pair
-        from pipeline.models.load import pair_tokenizer
+        from pipeline.decoding.session import load_decoding_pair
+        from pipeline.models.loading import pair_tokenizer
 
         tokenizer = pair_tokenizer(*task.runtime.models)
         self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
@@ -117,7 +117,7 @@ class AccuracyWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Answer an item with every method."""
-        from pipeline.decoding.pair import or_reason
+        from pipeline.decoding.session import or_reason
 
         pair, question = self._pair, self._questions[names[0]]
         rows, reason = or_reason(lambda: answer(pair, question, self._text), pair.target.device)
@@ -126,7 +126,7 @@ class AccuracyWorker:
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
-        from pipeline.decoding.pair import run_facts
+        from pipeline.decoding.session import run_facts
         from pipeline.models.devices import describe_device
 
         runs = self._pair.runs
@@ -139,7 +139,7 @@ class AccuracyWorker:
 
 def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    from pipeline.decoding.pair import Prompt, check_fits, compared, decode_timed, read_prompt
+    from pipeline.decoding.session import Prompt, check_fits, compared, decode_timed, read_prompt
 
     limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
     check_fits(replace(pair, steps=limit), prompt)
@@ -176,7 +176,7 @@ def score_answer(
     """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
     from lm_eval.models.utils import postprocess_generated_text
 
-    from pipeline.decoding.pair import nats_given_up, read_again
+    from pipeline.decoding.session import nats_given_up, read_again
 
     cut = postprocess_generated_text(text(list(tokens)), question.until, None)
     logits, _ = read_again(read, tokens)
@@ -194,9 +194,9 @@ def score_answer(
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
-    from analysis.decoding.answers import ALL, accuracy, losses
+    from analysis.decoding.paired_accuracy import ALL, accuracy, losses
     from analysis.report.text import limits
-    from pipeline.decoding.artifacts import read_answered
+    from pipeline.inputs.decoded_artifacts import read_answered
 
     answered = read_answered(task.runtime.label, artifact)
     scores = accuracy(answered, *task.runtime.statistics, task.runtime.extra["margin"])

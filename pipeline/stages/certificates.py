@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.columns import STEP, Column, numbers
-from pipeline.stage import Json, Stage, Task
+from pipeline.core.columns import STEP, Column, numbers
+from pipeline.core.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.stage import Artifact, Inputs, Out
+    from pipeline.core.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 
@@ -26,7 +26,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     import pyarrow as pa
 
     from analysis.certificates.certify import certify
-    from pipeline import stored
+    from pipeline.inputs import artifact_readers as stored
 
     rules = task.runtime.rules
     schema = task.stage.schema()
@@ -51,7 +51,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     import numpy as np
 
     from analysis.statistics.bootstrap import summarise
-    from pipeline.stored import resampled
+    from pipeline.inputs.artifact_readers import resampled
 
     place = ["prompt_id", "position"]  # the same steps under every rule
     steps = artifact.read(columns=place, rule=task.runtime.rules[0].label)

@@ -14,20 +14,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
-from pipeline.methods import RACES, SPECULATIVE, baseline, build_methods, method_entries
-from pipeline.stage import Json, Stage, Task
+from pipeline.core.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
+from pipeline.core.stage import Json, Stage, Task
+from pipeline.settings.methods import RACES, SPECULATIVE, baseline, build_methods, method_entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.columns import Row, Tables
+    from pipeline.core.columns import Row, Tables
+    from pipeline.core.stage import Artifact, Inputs, Out
+    from pipeline.core.workers import Progress, Result
     from pipeline.decoding.loop import Answer, Prefill
-    from pipeline.decoding.pair import DecodingPair, Prompt
-    from pipeline.methods import Method
-    from pipeline.stage import Artifact, Inputs, Out
+    from pipeline.decoding.session import DecodingPair, Prompt
+    from pipeline.settings.methods import Method
     from pipeline.study import Study
-    from pipeline.workers import Progress, Result
 
 RUN: Columns = {
     "prompt_id": Column("string", "the prompt"),
@@ -66,7 +66,7 @@ def plan(study: Study) -> list[Task]:
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the first prompts with every method."""
-    from pipeline.shards import compute_shards, write_tables
+    from pipeline.core.shards import compute_shards, write_tables
 
     names = [
         prompt.prompt_id for prompt in first_prompts(inputs["prompts"], task.settings["prompts"])
@@ -78,19 +78,19 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 def first_prompts(prompts: Artifact, count: int) -> list[Prompt]:
     """Return the first prompts."""
-    from pipeline.decoding.pair import Prompt
+    from pipeline.decoding.session import Prompt
 
     rows = prompts.read(columns=["prompt_id", "token_ids", "source"]).slice(0, count).to_pylist()
     return [Prompt(**row) for row in rows]
 
 
 class DecodingWorker:
-    """A target and its drafter, with all methods; see `pipeline.workers.Worker`."""
+    """A target and its drafter, with all methods; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        from pipeline.decoding.artifacts import with_measured_trees
-        from pipeline.decoding.pair import load_decoding_pair, warm_up
-        from pipeline.models.load import pair_tokenizer
+        from pipeline.decoding.session import load_decoding_pair, warm_up
+        from pipeline.inputs.decoded_artifacts import with_measured_trees
+        from pipeline.models.loading import pair_tokenizer
 
         methods = with_measured_trees(task.runtime.methods, inputs.get("drafts"))
         self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])
@@ -112,7 +112,7 @@ class DecodingWorker:
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""
-        from pipeline.decoding.pair import run_facts
+        from pipeline.decoding.session import run_facts
         from pipeline.models.devices import describe_device
 
         pair = self._pair
@@ -131,7 +131,7 @@ class DecodingWorker:
 
 def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
     """Decode a prompt with every method, each prompt beginning with another, or say why not."""
-    from pipeline.decoding.pair import check_fits, decode_timed, or_reason, read_prompt
+    from pipeline.decoding.session import check_fits, decode_timed, or_reason, read_prompt
 
     def decode_all() -> Tables:
         check_fits(pair, prompt)
@@ -149,7 +149,7 @@ def prompt_rows(
     pair: DecodingPair, prompt: Prompt, read: Prefill, timed: Sequence[tuple[Answer, int | None]]
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
-    from pipeline.decoding import pair as of_pair
+    from pipeline.decoding import session as of_pair
 
     rows: Tables = {name: [] for name in STAGE.tables if name != "failures"}
     alone: dict[Method, list[int]] = {}  # baselines come first
@@ -223,7 +223,7 @@ def attributes(source: object, *names: str) -> Row:
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
-    from pipeline.decoding.artifacts import read_decoded
+    from pipeline.inputs.decoded_artifacts import read_decoded
 
     target, *drafter = (model.settings.label for model in task.runtime.models)
     decoded = read_decoded(target, "".join(drafter), artifact)

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.rule_config import check_k
-from pipeline import columns
-from pipeline.columns import STEP, TARGET, Column
-from pipeline.criteria import judged_by_logs
+from pipeline.core import columns
+from pipeline.core.columns import STEP, TARGET, Column
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Stage, Task
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
-from pipeline.errors import PipelineError
-from pipeline.hub import local_file
+from pipeline.inputs.artifact_readers import read_token_ids
+from pipeline.inputs.hub import local_file
 from pipeline.models.tokens import ENGINES_IDS
-from pipeline.stage import Stage, Task
-from pipeline.stored import read_token_ids
+from pipeline.settings.criteria import judged_by_logs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.stage import Inputs, Json, Out
+    from pipeline.core.stage import Inputs, Json, Out
+    from pipeline.core.workers import Progress, Result
     from pipeline.study import Study
-    from pipeline.workers import Progress, Result
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 NOT_TOLD = (
@@ -91,7 +91,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     if "log" in task.settings:
         write_log(task, out)
         return
-    from pipeline.shards import compute_shards, join
+    from pipeline.core.shards import compute_shards, join
 
     steps, prompts = task.settings["steps"], read_token_ids(inputs["prompts"])
     names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
@@ -100,10 +100,10 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 class DistributionsWorker:
-    """The model of a task; see `pipeline.workers.Worker`."""
+    """The model of a task; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        from pipeline.models.load import load_model
+        from pipeline.models.loading import load_model
 
         self.model = load_model(*task.runtime.models)
         self._task, self._prompts = task, read_token_ids(inputs["prompts"])
@@ -120,8 +120,8 @@ class DistributionsWorker:
         """Decode a shard; return its measurements and its rows as a file."""
         import torch
 
+        from pipeline.core.shards import tables_bytes
         from pipeline.models.batch_decoding import decode_batch
-        from pipeline.shards import tables_bytes
 
         begun = time.perf_counter()
         batch = {name: self._prompts[name] for name in names}

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline import columns
-from pipeline.columns import STEP, TARGET, Column, Columns
-from pipeline.errors import PipelineError
+from pipeline.core import columns
+from pipeline.core.columns import STEP, TARGET, Column, Columns
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Stage, Task
+from pipeline.inputs.artifact_readers import read_token_ids
 from pipeline.models.tokens import common_rows
-from pipeline.stage import Stage, Task
-from pipeline.stored import read_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     import pyarrow as pa
 
-    from pipeline.stage import Inputs, Json, Out
+    from pipeline.core.stage import Inputs, Json, Out
+    from pipeline.core.workers import Progress, Result
     from pipeline.study import Study
-    from pipeline.workers import Progress, Result
 
 ROLES = ("target", "drafter")
 BATCH = 32  # prompts of a shard; they are read one by one
@@ -102,7 +102,7 @@ def schema_with(there: Container[str]) -> pa.Schema:
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Compare the pair on every step of the distributions."""
-    from pipeline.shards import compute_shards, join
+    from pipeline.core.shards import compute_shards, join
 
     prompts, answers = read_token_ids(inputs["prompts"]), answers_of(inputs)
     names = sorted(answers, key=lambda name: len(prompts[name]), reverse=True)
@@ -120,11 +120,11 @@ def answers_of(inputs: Inputs) -> dict[str, list[int]]:
 
 
 class DraftsWorker:
-    """A target and its drafter; see `pipeline.workers.Worker`."""
+    """A target and its drafter; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         from pipeline.models.language_model import LanguageModel
-        from pipeline.models.load import load_pair, pair_tokenizer
+        from pipeline.models.loading import load_pair, pair_tokenizer
 
         models, label = task.runtime.models, task.runtime.pair
         self._task, self._prompts = task, read_token_ids(inputs["prompts"])
@@ -154,7 +154,7 @@ class DraftsWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Compare the two on the answers of a shard; return its rows as a file."""
-        from pipeline.shards import tables_bytes
+        from pipeline.core.shards import tables_bytes
 
         measured = {}
         for name in names:
@@ -167,7 +167,7 @@ class DraftsWorker:
     def _compared(self, name: str) -> dict[str, np.ndarray]:
         import torch
 
-        from pipeline.models.compare import compare_logits, read_pair
+        from pipeline.models.logit_comparison import compare_logits, read_pair
         from pipeline.models.logit_statistics import logit_statistics
 
         prompt, answer = self._prompts[name], self._answers[name]
@@ -191,7 +191,7 @@ class DraftsWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the pair and the run."""
         from pipeline.models.devices import describe_device, peak_memory
-        from pipeline.models.heads.hidden_drafter import HiddenDrafter
+        from pipeline.models.eagle3.drafter import HiddenDrafter
 
         found: Json = {
             "vocab_size": self._rows,

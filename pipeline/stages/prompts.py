@@ -1,4 +1,4 @@
-"""Stage prompts: samples prompts of the wanted length from a data set (`pipeline.prompt_files`).
+"""Stage prompts: samples prompts of the wanted length from a data set (`pipeline.inputs.prompt_files`).
 
 Run it with ``python -m pipeline stage=prompts``.
 """
@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.columns import Column
+from pipeline.core.columns import Column
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Json, Stage, Task
 from pipeline.engines.logs import prompt_id, read_log
-from pipeline.errors import PipelineError
-from pipeline.hub import local_file
+from pipeline.inputs.hub import local_file
+from pipeline.inputs.prompt_files import (
+    ExcludedRowError,
+    PromptRows,
+    messages_of,
+    read_row,
+    source_files,
+)
 from pipeline.models.tokens import encode
-from pipeline.prompt_files import ExcludedRowError, PromptRows, messages_of, read_row, source_files
-from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from conf.schema import Prompts
-    from pipeline.columns import Row
-    from pipeline.stage import Inputs, Out
+    from pipeline.core.columns import Row
+    from pipeline.core.stage import Inputs, Out
     from pipeline.study import Study
 
 NAMED = 5  # excluded rows that are named, for each reason
@@ -59,7 +65,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
     if "log" in task.settings:
         write_log_rows(task, out)
         return
-    from pipeline.models.load import load_tokenizer
+    from pipeline.models.loading import load_tokenizer
 
     extra, identity = task.runtime.extra, task.settings["source"]
     wanted: Prompts = extra["prompts"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, mark_of
-from pipeline.columns import COUNTED, CUT, INTERVAL, Column, numbers
-from pipeline.stage import Json, Stage, Task, statistics_entries
+from pipeline.core.columns import COUNTED, CUT, INTERVAL, Column, numbers
+from pipeline.core.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Artifact, Inputs, Out
+    from pipeline.core.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 
@@ -30,7 +30,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     import pandas as pd
 
     from analysis.statistics.run_lengths import run_lengths
-    from pipeline.stored import resampled
+    from pipeline.inputs.artifact_readers import resampled
 
     above, artifact = task.inputs["certificates"], inputs["certificates"]
     rules, place = task.runtime.rules, ["prompt_id", "position"]

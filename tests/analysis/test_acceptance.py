@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from analysis.acceptance.drafter import kl_needed, margins, rule_statistics
 from analysis.acceptance.judgement import Steps, judge, rounding
 from analysis.acceptance.solve import RESOLUTION, Goal, solve, solve_accepted
-from analysis.acceptance.summary import kl_needed, margins, rule_statistics
 from analysis.certificates.certify import certify
 from analysis.rule_config import ParameterRange, expand
 from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree

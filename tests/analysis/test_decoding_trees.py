@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.decoding.decoded_trees import entropies, judged_levels, rates, tree_runs
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.decoding.trees import entropies, judged_levels, rates, tree_runs
-from analysis.report.trees import (
+from analysis.report.tree_tables import (
     FIXED,
     LEAST,
     bound_curves,

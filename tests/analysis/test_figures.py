@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.report.mars import ratios_figure, thresholds_figure, top_two
+from analysis.report.mars_figures import ratios_figure, thresholds_figure, top_two
 from analysis.report.paper_figures import survival_figure
 from analysis.report.results import Target
 from analysis.report.style import render

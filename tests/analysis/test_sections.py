@@ -8,9 +8,14 @@ import pytest
 
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
-from analysis.acceptance.verdict import Advice
-from analysis.report.acceptance import acceptance_table, depth_table, part_statistics, parts_table
-from analysis.report.first_screen import (
+from analysis.decoding.verdict import Advice
+from analysis.report.drafter_tables import (
+    acceptance_table,
+    depth_table,
+    part_statistics,
+    parts_table,
+)
+from analysis.report.headline_tables import (
     EPSILONS,
     SHARE,
     methods_table,

@@ -12,7 +12,7 @@ import yaml
 
 from analysis.decoding import speed
 from analysis.report import published
-from analysis.report.decoding import comparison_table, speed_table
+from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.published import compare, outside, published_section, published_table
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
@@ -23,7 +23,7 @@ from analysis.rules import Cut, Multiplicative, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
-from pipeline.paths import CONF
+from pipeline.core.paths import CONF
 
 from . import test_decoding_metrics
 

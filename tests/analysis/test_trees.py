@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.decoding.metrics import tokens_per_call as chain_tokens
-from analysis.trees import acceptance
-from analysis.trees.acceptance import index_entropies, races_entropy_upper
+from analysis.trees import sibling_rates as acceptance
+from analysis.trees.sibling_rates import index_entropies, races_entropy_upper
 from analysis.trees.topology import (
     ROOT,
     Topology,

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
-from analysis.decoding.answers import (
+from analysis.decoding.paired_accuracy import (
     ALL,
     Answered,
     accuracy,
@@ -22,6 +21,7 @@ from analysis.decoding.answers import (
     mcnemar,
     proportion,
 )
+from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
 from analysis.rules import Additive, StrictGreedy
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))

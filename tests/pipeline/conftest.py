@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.models.load import load_model
+from pipeline.models.loading import load_model
 from tests.pipeline import tiny
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from conf.schema import HeadConfig
-from pipeline.models.heads.hidden_drafter import FeatureHead, HiddenDrafter, like_target
+from pipeline.models.eagle3.drafter import FeatureHead, HiddenDrafter, like_target
 from pipeline.models.language_model import linear_of
 from tests.pipeline import tiny
 

@@ -7,13 +7,13 @@ import pytest
 
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Resampling
-from pipeline import columns
-from pipeline.criteria import rule_entries
-from pipeline.errors import PipelineError
-from pipeline.stage import Task
+from pipeline.core import columns
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Task
+from pipeline.core.store import Store
+from pipeline.settings.criteria import rule_entries
 from pipeline.stages.acceptance import STAGE
 from pipeline.stages.drafts import schema_with
-from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline.tiny import drafts_of, publish, used

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding import answers
-from analysis.report.decoding import accuracy_sections
-from pipeline import harness_tasks
-from pipeline.decoding.artifacts import read_answered
-from pipeline.errors import PipelineError
-from pipeline.models.load import load_tokenizer
+from analysis.decoding import paired_accuracy as answers
+from analysis.report.decoding_tables import accuracy_sections
+from pipeline.core.errors import PipelineError
+from pipeline.core.store import Store
+from pipeline.inputs import harness_tasks
+from pipeline.inputs.decoded_artifacts import read_answered
+from pipeline.models.loading import load_tokenizer
 from pipeline.models.tokens import chat_text, encode
 from pipeline.stages import accuracy
-from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
 from tests.results.models import WORDS, write_model

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from assets.tasks.checks import holds, score
-from pipeline.paths import ASSETS
+from pipeline.core.paths import ASSETS
 
 
 def rows(path):

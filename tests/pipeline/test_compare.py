@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from analysis.acceptance.judgement import rounding
-from pipeline.errors import PipelineError
-from pipeline.models import compare, load
-from pipeline.models.compare import compare_logits, read_pair
+from pipeline.core.errors import PipelineError
+from pipeline.core.store import Store
+from pipeline.models import loading as load
+from pipeline.models import logit_comparison as compare
+from pipeline.models.logit_comparison import compare_logits, read_pair
 from pipeline.models.tokens import check_same_tokens, common_rows
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
-from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import noisy, stored_columns
 from tests.pipeline import heads

@@ -11,11 +11,11 @@ import pytest
 
 from conf import schema
 from pipeline import cli
-from pipeline.config import composed
-from pipeline.errors import CLOSED, INTERRUPTED, TERMINATED, noted
-from pipeline.paths import ROOT
+from pipeline.core.errors import CLOSED, INTERRUPTED, TERMINATED, noted
+from pipeline.core.paths import ROOT
+from pipeline.settings.composition import composed
 
-BEGIN = "from pipeline.errors import terminal\nwith terminal():\n "
+BEGIN = "from pipeline.core.errors import terminal\nwith terminal():\n "
 GOES_ON = ": the same command goes on from here\n"
 KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 

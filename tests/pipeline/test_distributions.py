@@ -9,12 +9,12 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from analysis.topk import TopK
-from pipeline import stored
-from pipeline.errors import PipelineError
-from pipeline.models import load as models
+from pipeline.core.errors import PipelineError
+from pipeline.core.workers import out_of_memory
+from pipeline.inputs import artifact_readers as stored
+from pipeline.models import loading as models
 from pipeline.models.batch_decoding import choose, uniforms
 from pipeline.models.logit_statistics import STATISTICS, argmax, logit_statistics, top_k
-from pipeline.workers import out_of_memory
 from tests.pipeline import tiny
 
 

@@ -11,13 +11,13 @@ from transformers import (
 )
 
 from analysis.trees.topology import ROOT, Topology
-from pipeline.decoding.choices import Greedy
+from pipeline.core.errors import PipelineError
 from pipeline.decoding.drafters import HeadDrafter
-from pipeline.errors import PipelineError
-from pipeline.hub import Identities
-from pipeline.models.heads.hidden_drafter import given_text
-from pipeline.models.heads.load import LAYERS, load_head
-from pipeline.models.load import wrap
+from pipeline.decoding.sampling import Greedy
+from pipeline.inputs.hub import Identities
+from pipeline.models.eagle3.drafter import given_text
+from pipeline.models.eagle3.loading import LAYERS, load_head
+from pipeline.models.loading import wrap
 from tests.pipeline import heads, tiny
 from tests.pipeline.decoding.pair import PROMPTS, V, plain_greedy
 from tests.pipeline.heads import IDS, random_weights, reference, reference_logits, states_of, write

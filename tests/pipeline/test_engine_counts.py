@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import PipelineError
 from pipeline.engines.counts import read_sums
 from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import gain, read_run
-from pipeline.errors import PipelineError
 from tests.engines import SAMPLES
 
 FILES = Path(__file__).parent / "engine_counts"

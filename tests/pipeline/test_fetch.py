@@ -9,9 +9,9 @@ import pytest
 from huggingface_hub import constants, utils
 
 from pipeline import fetch
-from pipeline import hub as client
-from pipeline.errors import PipelineError
-from pipeline.hub import MODEL_FILES, cached_commit, hub_files
+from pipeline.core.errors import PipelineError
+from pipeline.inputs import hub as client
+from pipeline.inputs.hub import MODEL_FILES, cached_commit, hub_files
 from tests.pipeline import hub as hubs
 from tests.pipeline import tiny
 from tests.pipeline.hub import MODELS, SPLITS, ULTRACHAT, flipped, hang, status

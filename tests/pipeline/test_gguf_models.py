@@ -14,10 +14,11 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipeline import hub, verify
-from pipeline.errors import PipelineError
-from pipeline.files import file_digest
-from pipeline.models.load import load_model, load_tokenizer
+from pipeline import verify
+from pipeline.core.errors import PipelineError
+from pipeline.core.files import file_digest
+from pipeline.inputs import hub
+from pipeline.models.loading import load_model, load_tokenizer
 from tests.pipeline import tiny
 from tests.pipeline.toy import Syncs
 from tools import smollm2

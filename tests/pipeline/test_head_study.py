@@ -10,7 +10,7 @@ import torch
 from analysis.report import style
 from benchmarks import robustness
 from pipeline import verify
-from pipeline.models.load import load_model
+from pipeline.models.loading import load_model
 from pipeline.stages.report import page
 from pipeline.study import Study
 from tests import methods

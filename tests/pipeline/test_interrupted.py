@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import robustness
-from pipeline import shards, workers
-from pipeline.errors import PipelineError
-from pipeline.paths import ROOT
-from pipeline.stage import with_inputs
-from pipeline.store import Store
+from pipeline.core import shards, workers
+from pipeline.core.errors import PipelineError
+from pipeline.core.paths import ROOT
+from pipeline.core.stage import with_inputs
+from pipeline.core.store import Store
 from pipeline.study import Study
 from tests.pipeline.toy import LOG, child, contents, flip, status
 

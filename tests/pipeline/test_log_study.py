@@ -13,10 +13,10 @@ from analysis import RuleError, TopK, certify
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Resampling
 from pipeline import solve
-from pipeline.errors import PipelineError
-from pipeline.stage import Artifact
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Artifact
+from pipeline.inputs.artifact_readers import read_distributions, resampled
 from pipeline.stages.distributions import STAGE
-from pipeline.stored import read_distributions, resampled
 from pipeline.study import Study
 from tests.analysis.test_truncation import V
 from tests.conftest import pipeline

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from conf.schema import Execution
-from pipeline import workers as worker_module
-from pipeline.errors import TERMINATED, PipelineError
-from pipeline.paths import ROOT
-from pipeline.shards import compute_shards
-from pipeline.stage import Out, Task
+from pipeline.core import workers as worker_module
+from pipeline.core.errors import TERMINATED, PipelineError
+from pipeline.core.paths import ROOT
+from pipeline.core.shards import compute_shards
+from pipeline.core.stage import Out, Task
+from pipeline.core.workers import allocate
 from pipeline.stages import distributions
-from pipeline.workers import allocate
 from tests import methods
 from tests.pipeline import tiny
 
@@ -135,8 +135,8 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     pytest.importorskip("ray")
     script = (
         "import os, threading, time\n"
-        "from pipeline.errors import terminal\n"
-        "from pipeline.workers import connect\n"
+        "from pipeline.core.errors import terminal\n"
+        "from pipeline.core.workers import connect\n"
         "with terminal():\n"
         " ray = connect()\n"
         " threading.Timer(5, os.kill, (os.getpid(), 15)).start()\n"

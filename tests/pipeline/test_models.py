@@ -12,16 +12,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from pipeline import hub
-from pipeline.decoding.choices import Greedy
+from pipeline.core.errors import PipelineError
+from pipeline.core.files import file_digest
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import prefill
-from pipeline.errors import PipelineError
-from pipeline.files import file_digest
-from pipeline.hub import Identities, Identity
+from pipeline.decoding.sampling import Greedy
+from pipeline.inputs import hub
+from pipeline.inputs.hub import Identities, Identity
 from pipeline.models.devices import check_threads
-from pipeline.models.load import load_model, load_tokenizer, relative_error
-from pipeline.models.passes import Texts
+from pipeline.models.kv_session import Texts
+from pipeline.models.loading import load_model, load_tokenizer, relative_error
 from pipeline.study import check_models
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, LIMIT, greedy, plain_greedy

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.paths import ROOT
+from pipeline.core.paths import ROOT
 from tests.conftest import HEAVY
 from tests.pipeline import tiny
 from tests.pipeline.hub import MODELS, PROSE, Hub, Repository, ultrachat

@@ -9,9 +9,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from pipeline.errors import PipelineError
+from pipeline.core.errors import PipelineError
+from pipeline.inputs.prompt_files import source_files
 from pipeline.models.tokens import encode
-from pipeline.prompt_files import source_files
 from tests.pipeline import tiny
 
 SCHEMA = pa.schema(

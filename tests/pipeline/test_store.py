@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from filelock import FileLock
 
-from pipeline import store as store_module
 from pipeline import verify
-from pipeline.columns import Column, check_schema
-from pipeline.errors import DamagedError, PipelineError
-from pipeline.files import json_digest
-from pipeline.stage import Artifact
-from pipeline.store import Store
+from pipeline.core import store as store_module
+from pipeline.core.columns import Column, check_schema
+from pipeline.core.errors import DamagedError, PipelineError
+from pipeline.core.files import json_digest
+from pipeline.core.stage import Artifact
+from pipeline.core.store import Store
 from pipeline.study import STAGES
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, PROMPTS, Syncs, flip, tasks

@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
 from analysis.report.sweep_figure import sweep_figure
-from pipeline import stored, sweeps
+from pipeline.core import sweeps
+from pipeline.core.store import Store
+from pipeline.inputs import artifact_readers as stored
 from pipeline.stages.report import summary
-from pipeline.store import Store
 from pipeline.study import Study
 
 

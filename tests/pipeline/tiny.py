@@ -13,14 +13,14 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
-from pipeline.files import file_digest
-from pipeline.hub import Identity
-from pipeline.methods import Method, method_entries
+from pipeline.core.files import file_digest
+from pipeline.core.stage import Artifact, Json, ModelSpec, Out, Runtime, Stage, Task
+from pipeline.core.store import Store
+from pipeline.inputs.hub import Identity
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import wrap
-from pipeline.stage import Artifact, Json, ModelSpec, Out, Runtime, Stage, Task
+from pipeline.models.loading import wrap
+from pipeline.settings.methods import Method, method_entries
 from pipeline.stages import decoding, distributions, drafts, prompts
-from pipeline.store import Store
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"

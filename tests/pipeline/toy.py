@@ -17,11 +17,11 @@ import pandas as pd  # noqa: F401
 import pyarrow as pa
 import pytest
 
-from pipeline.columns import Column
-from pipeline.shards import compute_shards, join, tables_bytes
-from pipeline.stage import Artifact, Json, Out, Stage, Task
-from pipeline.store import Store, environment
-from pipeline.workers import Progress, Result
+from pipeline.core.columns import Column
+from pipeline.core.shards import compute_shards, join, tables_bytes
+from pipeline.core.stage import Artifact, Json, Out, Stage, Task
+from pipeline.core.store import Store, environment
+from pipeline.core.workers import Progress, Result
 
 LOG = "TOY_LOG"  # the file of what was computed
 OPERATIONS = (

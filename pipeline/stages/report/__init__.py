@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from analysis.report.text import limits
 from analysis.rule_config import to_mapping
 from analysis.rules import StrictGreedy
-from pipeline.errors import PipelineError
-from pipeline.stage import Artifact, Json, Stage, Task, statistics_entries
+from pipeline.core.errors import PipelineError
+from pipeline.core.stage import Artifact, Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs, Out
+    from pipeline.core.stage import Inputs, Out
     from pipeline.study import Study
 
 UPSTREAM = (
@@ -64,7 +64,7 @@ def plan(study: Study) -> list[Task]:
 
 def write_report(task: Task, inputs: Inputs, out: Out) -> None:
     """Write all tables, figures and pages."""
-    from pipeline.stages.report.compute import compute
+    from pipeline.stages.report.sections import compute
 
     compute(task, inputs, out)
 

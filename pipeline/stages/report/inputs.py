@@ -8,24 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.acceptance.drafter import margins
 from analysis.acceptance.judgement import Judgement, slacks
-from analysis.acceptance.summary import margins
 from analysis.certificates.closed_forms import compared_steps
-from analysis.decoding.answers import Answered, accuracy
 from analysis.decoding.metrics import Decoded
+from analysis.decoding.paired_accuracy import Answered, accuracy
 from analysis.decoding.speed import speed
-from analysis.report.acceptance import part_statistics
 from analysis.report.bounds_table import RuleSteps
+from analysis.report.drafter_tables import part_statistics
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import together
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import top_probability
 from analysis.topk import TopK
-from pipeline import stored
-from pipeline.columns import numbers
-from pipeline.decoding.artifacts import read_answered, read_decoded, thetas
+from pipeline.core.columns import numbers
+from pipeline.core.stage import Artifact, Inputs, Task
+from pipeline.inputs import artifact_readers as stored
+from pipeline.inputs.decoded_artifacts import read_answered, read_decoded, thetas
 from pipeline.models.tokens import token_texts
-from pipeline.stage import Artifact, Inputs, Task
 
 UNNAMED = "log"  # conf/target/log.yaml
 ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown"}  # frame: file of the stage
@@ -52,7 +52,7 @@ class Content:
     decoded: Sequence[Decoded]  # their decoded answers, if there are any, and
     speeds: Sequence[pd.DataFrame]  # `analysis.decoding.speed.speed` of them, with `theta`
     answered: Sequence[Answered]  # their answers to tasks, if there are any, and
-    accuracies: Sequence[pd.DataFrame]  # `analysis.decoding.answers.accuracy` of them
+    accuracies: Sequence[pd.DataFrame]  # `analysis.decoding.paired_accuracy.accuracy` of them
 
 
 def read_content(task: Task, inputs: Inputs) -> Content:

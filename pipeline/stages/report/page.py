@@ -15,16 +15,16 @@ import jinja2
 import pandas as pd
 from PIL import Image
 
-from analysis.acceptance.verdict import Advice, advise, engines
-from analysis.decoding.answers import losses
+from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
-from analysis.report import first_screen
+from analysis.decoding.verdict import Advice, advise, engines
+from analysis.report import headline_tables as first_screen
 from analysis.report.results import EPS, FATES, median_answer
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
+from pipeline.core.store import VERDICT
 from pipeline.stages.report.inputs import Content
-from pipeline.stages.report.setups import introduction, machine, setup
-from pipeline.store import VERDICT
+from pipeline.stages.report.setup_text import introduction, machine, setup
 
 WEB = Path(__file__).parent / "web"
 COLOURS = 64  # of a figure on the page

@@ -7,9 +7,9 @@ import torch
 
 from analysis.rules import Additive, Mars
 from analysis.trees.topology import DynamicTree, Topology
-from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Race
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling
+from pipeline.decoding.sampling import DRAFT, DrawnRace, Greedy, Inversion, Race
+from pipeline.decoding.verification import DrawnPath, Match, Relaxed, SpeculativeSampling
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")

@@ -21,10 +21,10 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.choices import TEST, TOKEN, DrawnRace, Greedy, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import DrawnPath, Match, SpeculativeSampling
+from pipeline.decoding.sampling import TEST, TOKEN, DrawnRace, Greedy, Noise, Race
+from pipeline.decoding.verification import DrawnPath, Match, SpeculativeSampling
 from tests import divergences
 from tests.analysis.exact import Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU, Markov

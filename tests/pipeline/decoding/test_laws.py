@@ -18,12 +18,12 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
-from pipeline.decoding.choices import TOKEN, Inversion, Noise
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.pair import scheme_of
-from pipeline.decoding.shapes import Draft
-from pipeline.decoding.verify import Relaxed, SpeculativeSampling, asked, judged
+from pipeline.decoding.sampling import TOKEN, Inversion, Noise
+from pipeline.decoding.session import scheme_of
+from pipeline.decoding.tree_drafting import Draft
+from pipeline.decoding.verification import Relaxed, SpeculativeSampling, asked, judged
 from pipeline.models.logit_statistics import invert
 from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V

@@ -8,11 +8,11 @@ import torch
 
 from analysis.decoding.lookup import lookup_calls
 from analysis.rules import Additive
-from pipeline.decoding.choices import Greedy, Noise, Race
+from pipeline.core.errors import PipelineError
 from pipeline.decoding.drafters import Drafter, ModelDrafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import Match, Relaxed
-from pipeline.errors import PipelineError
+from pipeline.decoding.sampling import Greedy, Noise, Race
+from pipeline.decoding.verification import Match, Relaxed
 from tests.pipeline.decoding.pair import (
     CPU,
     LIMIT,

@@ -9,15 +9,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from analysis.trees.acceptance import index_entropies
+from analysis.trees.sibling_rates import index_entropies
 from analysis.trees.topology import Topology
-from pipeline.decoding import artifacts, pair
-from pipeline.errors import PipelineError
-from pipeline.methods import method_entries
-from pipeline.models import load
-from pipeline.models.heads.hidden_drafter import given_text
+from pipeline.core.errors import PipelineError
+from pipeline.core.store import Store
+from pipeline.decoding import session as pair
+from pipeline.inputs import decoded_artifacts as artifacts
+from pipeline.models import loading as load
+from pipeline.models.eagle3.drafter import given_text
+from pipeline.settings.methods import method_entries
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
-from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads

@@ -18,11 +18,11 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
 from pipeline.decoding.loop import decode, reach
-from pipeline.decoding.shapes import inner_nodes
-from pipeline.decoding.verify import Match
+from pipeline.decoding.sampling import Greedy, Noise, Race, first_tokens
+from pipeline.decoding.tree_drafting import inner_nodes
+from pipeline.decoding.verification import Match
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
 

@@ -1,0 +1,150 @@
+"""Decoded draft trees: scheme, shape and size of each run, predicted and measured tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from ..rules import StrictGreedy, Tree
+from ..topk import Floats
+from ..trees.sibling_rates import measured_rates, races_entropy_upper, tunstall_upper
+from ..trees.topology import Topology, sequence, tree_tokens_per_call
+from .metrics import Decoded
+
+GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
+SCHEMES = {"speculative": GSS, "races": ERSS}
+ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of contexts
+SHAPES = {  # name in the configuration: printed name
+    "sequence": "sequence",
+    "batch": "batch",
+    "symmetric": "symmetric",
+    "spec_infer": "SpecInfer's tree",
+    "optimal": "tau*",
+    "dynamic": "dynamic",
+}
+RUN_COLUMNS = [
+    *("run", "method", "scheme", "temperature", "group", "shape", "nodes", "levels", "calls"),
+    *("tokens_per_call", "ci_low", "ci_high", "predicted", "first_level", "later_levels"),
+    "setting",
+]
+
+
+def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return a row for each lossless run with a model drafter, chain or tree.
+
+    Returns:
+        `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
+        R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
+        the zero-order tokens per call at this R, NaN for dynamic trees. `tokens_per_call`, with its
+        interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
+        `later_levels` are the shares of tested levels that accepted a child, at the first level and
+        after it. They are equal if acceptance does not depend on earlier levels.
+    """
+    table = _described(decoded)
+    if table.empty:
+        return table
+    by_group = {group: rates(decoded, table, group) for group in table["group"].unique()}
+    table["predicted"] = [
+        _predicted(shape_of(decoded, run), by_group[group])
+        for run, group in zip(table["run"], table["group"], strict=True)
+    ]
+    nodes = decoded.calls["run"].map(table.set_index("run")["nodes"])
+    whole = decoded.calls[decoded.calls["drafted"] == nodes].assign(calls=1)
+    emitted, calls = (
+        sums[:, table["run"]] for sums in decoded.by_prompt(whole, "emitted", "calls")
+    )
+    table["calls"] = calls.sum(0).astype(int)
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
+    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(bootstrap.ratio(emitted, calls))
+    return table
+
+
+def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
+    """Return R over sibling indices for a group, from its runs with a fixed shape."""
+    fixed_shape = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
+    levels = judged_levels(decoded)
+    levels = levels[levels["run"].isin(fixed_shape)]
+    return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
+
+
+def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
+    """Return KL, H[R] and the bounds of arXiv 2504.15475 on it and on the tokens, in nats.
+
+    Returns:
+        A row a group that draws or races: kl and entropy, means over contexts, the latter H[R] of
+        independent drafts (3); entropy_upper, the mean of the bound (8), NaN for GSS; and theorem,
+        the bound (5) on the tokens per call of the largest tree of fixed shape.
+    """
+    rows = []
+    temperatures = decoded.runs["temperature"]
+    for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
+        scheme = runs["scheme"].iloc[0]
+        at_temperature = decoded.contexts["run"].map(temperatures) == runs["temperature"].iloc[0]
+        contexts = decoded.contexts[at_temperature]
+        sizes = runs["nodes"][runs["shape"] != SHAPES["dynamic"]]
+        if contexts.empty or sizes.empty:
+            continue
+        kl, entropy = contexts["kl"], contexts[ENTROPY[scheme]].mean()
+        upper = kl.map(races_entropy_upper).mean() if scheme == ERSS else math.nan
+        theorem = tunstall_upper(entropy, decoded.vocabulary, int(sizes.max()), tight=False)
+        rows.append({"group": group, "kl": kl.mean(), "entropy": entropy})
+        rows[-1] |= {"entropy_upper": upper, "theorem": theorem}
+    return pd.DataFrame(rows)
+
+
+def judged_levels(decoded: Decoded) -> pd.DataFrame:
+    """Return run, level, children and accepted for all tested levels; a chain has one child."""
+    chains = decoded.calls[~decoded.calls["run"].map(decoded.of_trees)].reset_index(drop=True)
+    tested = chains.loc[chains.index.repeat(chains["tested"]), ["run", "accepted"]]
+    level = tested.groupby(level=0).cumcount() + 1
+    tested = tested.assign(level=level, children=1, accepted=level <= tested["accepted"])
+    of_trees = decoded.levels[["run", "level", "children", "accepted"]]
+    return pd.concat([of_trees, tested], ignore_index=True).astype(int)
+
+
+def shape_of(decoded: Decoded, run: int) -> Topology | None:
+    """Return the shape of a run's drafts; None if each call chooses its own."""
+    tree = decoded.runs["tree"][run]
+    if not decoded.of_trees[run]:
+        return sequence(int(decoded.runs["draft_length"][run]))
+    return Topology(tuple(map(int, tree["parents"]))) if "parents" in tree else None
+
+
+def _lossless_drafts(decoded: Decoded) -> list[bool]:
+    rules = [decoded.rules.get(label) for label in decoded.runs["rule"]]
+    return [
+        drafter == "model"
+        and (sampling in SCHEMES if rule is None else isinstance(rule, StrictGreedy | Tree))
+        for rule, drafter, sampling in zip(
+            rules, decoded.runs["drafter"], decoded.runs["sampling"], strict=True
+        )
+    ]
+
+
+def _described(decoded: Decoded) -> pd.DataFrame:
+    levels = judged_levels(decoded)
+    taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
+    rows = []
+    for run, row in decoded.runs[_lossless_drafts(decoded)].iterrows():
+        scheme, setting = SCHEMES.get(row["sampling"], GREEDY), f"T = {row['temperature']:g}"
+        length = int(row["draft_length"])
+        of_tree = {"name": "sequence", "nodes": length, "depth": length} | (row["tree"] or {})
+        rows.append({
+            "run": run, "method": row["method"], "temperature": row["temperature"],
+            "scheme": scheme, "setting": setting,
+            "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
+            "shape": SHAPES[of_tree["name"]],
+            "nodes": int(of_tree["nodes"]), "levels": int(of_tree["depth"]),
+            "first_level": taken.get((run, True), math.nan),
+            "later_levels": taken.get((run, False), math.nan),
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=RUN_COLUMNS)
+
+
+def _predicted(tree: Topology | None, acceptance: Floats) -> float:
+    """Return the zero-order tokens per call; NaN if an index of the tree was never tested."""
+    if tree is None or max(tree.siblings, default=0) > len(acceptance):
+        return math.nan
+    return tree_tokens_per_call(tree, acceptance)

@@ -1,0 +1,232 @@
+"""The verdict on drafting for a target: draft or not, the method, and the numbers behind it.
+
+It is a pure function of the measurements, and names only methods that an engine runs (`engines`).
+One is recommended only if it is lossless and the lower end of its interval is above 1. With fewer
+than `FEW_PROMPTS` prompts, on a busy machine, or if no interval is above 1 and some contain it,
+nothing is decided. Intervals hold for all methods together (`analysis.decoding.speed.speedups`), so
+that of the fastest method decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from ..statistics.bootstrap import FEW_PROMPTS
+
+DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
+YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
+OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
+DRAFTERS = ("model", "prompt_lookup")  # in the order of the table
+ENGINES = {  # that run a chain of a drafter: docs/certify.md
+    "model": "vLLM, llama.cpp",
+    "head": "vLLM (eagle3)",
+    "earliest": "vLLM (ngram)",
+    "latest": "vLLM, llama.cpp, by other matches",
+}
+RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
+SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
+Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The advice for a target, in plain sentences with numbers."""
+
+    target: str
+    outcome: str  # draft, do not draft, not decided or not measured
+    sentence: str  # the verdict, ready to quote
+    beside: Sequence[str]  # sentences on faster methods that are not sure, and on relaxed rules
+    # the fastest lossless method of each drafter, the study's own first: a row of
+    # `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided
+    drafters: Sequence[Run] = ()
+
+
+def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
+    """Return the engines that run each method; empty for trees, races and rules of no engine.
+
+    `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
+    """
+    of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
+    return [
+        ""
+        if run["tree"] is not None or run["sampling"] == "races"
+        else of_drafter.get(run["drafter"], "")
+        if run["lossless"]
+        else RULE_ENGINES.get(str(run["rule"]).split()[0], "")
+        for run in runs.to_dict("records")
+    ]
+
+
+def advise(
+    target: str,
+    drafter: str,
+    speeds: pd.DataFrame | None,
+    answers: pd.DataFrame | None = None,
+    margin: float = math.nan,
+    busy: Sequence[str] = (),
+    command: str = "",
+) -> Advice:
+    """Return the verdict on drafting for a target.
+
+    Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
+    are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
+    `answers` of `analysis.decoding.paired_accuracy.losses`, None if none were scored, and `margin` the loss
+    that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
+    `command` runs the study, up to a stage's name; it is empty if no model can be run.
+    """
+    drafted = pd.DataFrame() if speeds is None else speeds[speeds["drafter"] != "none"]
+    if drafted.empty:
+        text = f"Not measured for {target}: nothing was decoded with a drafter and timed."
+        if not drafter:
+            text = f"No drafter was given for {target}: certificates only."
+        elif command:
+            text += f" Run `{command} stage=decoding`."
+        return Advice(target, UNTIMED, text, [])
+    runnable = drafted["lossless"] & (drafted["engine"] != "")
+    temperature = (drafted[runnable] if runnable.any() else drafted)["temperature"].min()
+    runs = drafted[drafted["temperature"] == temperature].sort_values("speedup", ascending=False)
+    methods, prompts = runs.to_dict("records"), int(runs["prompts"].min())
+    lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
+    relaxed = [run for run in methods if not run["lossless"]]
+    best = _best(lossless)
+    doubt = _doubt(best, prompts, busy)
+    outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
+    beside = ["Not decided for relaxed rules either."] if relaxed else []
+    if best is not None and not doubt:
+        ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
+        beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
+        sure = best if outcome == DRAFT else None
+        beside += _relaxed(relaxed, sure, drafter, answers, margin, command)
+    of_drafters = [
+        own | {"answer": OPEN if doubt else _answer(own)}
+        for kind in DRAFTERS
+        if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
+    ]
+    how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
+    together = (
+        f"; intervals hold for all {len(methods)} timed methods at once" if methods[1:] else ""
+    )
+    verdict = _verdict(target, drafter, best, outcome, doubt)
+    sentence = f"{verdict} ({prompts} prompts, {how}{together})."
+    return Advice(target, outcome, sentence, beside, of_drafters)
+
+
+def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
+    """Return why nothing can be decided; empty where something can."""
+    if best is None:
+        return "no lossless method that an engine runs was timed"
+    if prompts < FEW_PROMPTS:
+        return f"{prompts} prompts are fewer than {FEW_PROMPTS}"
+    return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one" * bool(busy)
+
+
+def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: str) -> str:
+    """Return the verdict in words, without the prompts that it comes from."""
+    if best is None:
+        return f"Not decided for {target}: {doubt}"
+    name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
+    if outcome == DRAFT:
+        same = "its distribution stays" if best["temperature"] else "the text stays"
+        return f"Draft for {target} with {name}: {speed}, and {same} the same"
+    if outcome == DO_NOT:
+        fastest = f"{name}, the fastest lossless method"
+        return f"Do not draft for {target} here: {fastest}, is only {speed}"
+    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best, drafter)
+    return f"Not decided for {target}: {why}"
+
+
+def _answer(run: Run) -> str:
+    return YES if run["ci_low"] > 1 else NO if run["ci_high"] < 1 else OPEN
+
+
+def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return the first method, of several by speed, that is surely faster, else may be, else is."""
+    ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
+    return dict(ordered[0]) if ordered else None
+
+
+def _unsure(run: Run, drafter: str) -> str:
+    why = "is undefined" if math.isnan(run["ci_low"] + run["ci_high"]) else "contains 1"
+    return f"{method_in_words(run, drafter)} was {speed_text(run)}, and its interval {why}"
+
+
+def _relaxed(
+    relaxed: Sequence[Run],
+    lossless: Run | None,
+    drafter: str,
+    answers: pd.DataFrame | None,
+    margin: float,
+    command: str,
+) -> list[str]:
+    """Return sentences on rules above 1 and above the lossless method that is surely faster."""
+    least = 1.0 if lossless is None else lossless["ci_high"]
+    scored = [] if answers is None else answers.to_dict("records")
+    texts, offered = list[str](), set[str]()
+    for run in relaxed:
+        if not run["ci_low"] > least:
+            continue
+        name, speed = method_in_words(run, drafter), speed_text(run)
+        own = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
+        right = "Its right answers were not measured"
+        if own is not None:
+            right = (
+                f"{own['right']} of {own['items']} answers were right, {own['alone']} without it"
+            )
+            judged = "excluded" if own["within"] else "not excluded"
+            right += f"; a loss of {100 * margin:g} points is {judged}"
+        elif command:
+            right += f": run `{command} stage=accuracy`"
+        when = f"If the text may change, in {run['engine']}" if run["engine"] else "In no engine"
+        if run["accepted"] >= run["tested"]:
+            texts.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
+        elif own is not None and own["falls"]:
+            texts.append(
+                f"Avoid {name}: it was {speed}, but right answers fell from {own['alone']} to "
+                f"{own['right']} of {own['items']}."
+            )
+        elif when not in offered:
+            offered.add(when)
+            texts.append(
+                f"{when}: {name} was {speed}. It gives up {run['nats_given_up']:.2g} nats per "
+                f"token. {right}."
+            )
+    if relaxed and not texts:
+        beaten = "not drafting" if lossless is None else method_in_words(lossless, drafter)
+        which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
+        fastest = f"{method_in_words(relaxed[0], drafter)}, was {speed_text(relaxed[0])}"
+        texts = [f"No relaxed rule was measurably faster than {beaten}. {which}, {fastest}."]
+    return texts
+
+
+def method_in_words(run: Run, drafter: str) -> str:
+    """Return a method as a phrase.
+
+    >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
+    >>> method_in_words(run, "small")
+    'small under additive (t = 0.1; γ = 4)'
+    """
+    scheme, length = run["scheme"], f"γ = {run['draft_length']}"
+    with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
+    own = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
+    return f"{own} under {with_length}"
+
+
+def speed_text(run: Run) -> str:
+    """Return a measured speed with its interval, with digits that tell an end from 1.
+
+    >>> speed_text({"speedup": 1.1297, "ci_low": 1.0801, "ci_high": 1.1848})
+    '1.13 [1.08, 1.18] times as fast'
+    >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
+    '1.130 [1.001, 1.185] times as fast'
+    """
+    ends = [run["speedup"], run["ci_low"], run["ci_high"]]
+    if any(map(math.isnan, ends[1:])):
+        return f"{ends[0]:.2f} times as fast"
+    close = any(abs(end - 1) < 0.005 and end != 1 for end in ends)
+    value, low, high = (f"{end:.{3 if close else 2}f}" for end in ends)
+    return f"{value} [{low}, {high}] times as fast"

@@ -1,0 +1,1 @@
+"""What every stage is made of: tasks, artifacts, shards, workers, files, errors."""

@@ -1,0 +1,119 @@
+"""Files that are whole or say that they are not: written beside their place, synced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DamagedError, PipelineError
+
+BLANK = "0" * 64  # stands for the checksum while it is computed
+DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+
+
+def digest(content: bytes) -> str:
+    """Return the hex SHA-256 of some bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """Return the hex SHA-256 of a value as JSON, whatever the order of its keys.
+
+    Raises:
+        TypeError: it has no one form as JSON: a set, an object, bytes.
+        ValueError: a number is NaN or infinite.
+    """
+    return digest(json.dumps(value, sort_keys=True, allow_nan=False).encode())
+
+
+def slug(label: str) -> str:
+    """Return `label` as a file name."""
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)[:100]  # a file name has at most 255 bytes
+
+
+def file_digest(path: Path) -> str:
+    """Return the hex SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a directory's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # the system names none
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def put(beside: Path, path: Path) -> None:
+    """Rename a finished file, or a directory of synced files, to its place; durable on return."""
+    sync(beside)
+    beside.rename(path)
+    sync(path.parent)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a mapping as JSON that begins with the checksum of its own text, in one piece."""
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_text(_sealed(content))
+    put(beside, path)
+
+
+def _sealed(content: Mapping[str, Any]) -> str:
+    text = json.dumps({"checksum": BLANK, **content}, indent=1) + "\n"
+    return text.replace(BLANK, digest(text.encode()), 1)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what `write_json` wrote.
+
+    Raises:
+        DamagedError: the file can't be read, or differs by any byte; its directory is damaged.
+    """
+    try:
+        text = path.read_bytes().decode("ascii")
+        content: dict[str, Any] = json.loads(text)
+        del content["checksum"]
+        if _sealed(content) != text:
+            raise ValueError("it differs from its checksum")
+    except OSError as error:
+        raise unreadable(path.parent, path, error) from error
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        reason = f"{path} is not what was written ({type(error).__name__})"
+        raise DamagedError(path.parent, reason) from error
+    return content
+
+
+def unreadable(artifact: Path, path: Path, error: OSError) -> PipelineError:
+    """Return the error of a file that can't be read: damage, or a matter of the machine."""
+    reason = f"{path} can't be read ({error.strerror or error})"
+    return DamagedError(artifact, reason) if error.errno in DAMAGE else PipelineError(reason)
+
+
+def write_checked(path: Path, content: bytes) -> None:
+    """Write bytes behind a line with their checksum, in one piece."""
+    beside = path.with_name(f"{path.name}.tmp")
+    with beside.open("wb") as file:
+        file.write(f"{digest(content)}\n".encode())
+        file.write(content)
+    put(beside, path)
+
+
+def read_checked(path: Path) -> bytes | None:
+    """Return what `write_checked` wrote; None where the file is not as it was written.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    checksum, _, content = path.read_bytes().partition(b"\n")
+    return content if checksum == digest(content).encode() else None

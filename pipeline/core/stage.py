@@ -1,0 +1,268 @@
+"""Stages, the artifacts that they are to make, and the artifacts that are there.
+
+A stage is a module of `pipeline.stages` that exports ``STAGE``. Every command imports all of them,
+so that what only a computation needs is imported by the function that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.columns import Columns, check_schema, schema
+from pipeline.core.errors import DamagedError
+from pipeline.core.files import file_digest, json_digest, read_json, unreadable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from analysis.rules import Rule
+    from analysis.statistics.bootstrap import Resampling
+    from conf.schema import Device, Execution, HeadConfig, ModelConfig
+    from pipeline.inputs.hub import Identity
+    from pipeline.settings.methods import Method
+
+RECORD = "record.json"
+Json = dict[str, Any]
+Inputs = Mapping[str, "Artifact"]  # by name
+
+
+def row_counts(task: Task, artifact: Artifact) -> list[Json]:
+    """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
+    counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
+    return [{"artifact": f"{task.stage.name}/{artifact.directory.name}", **counts}]
+
+
+def statistics_entries(bootstrap: Resampling) -> Json:
+    """Return the settings of a bootstrap as those of an artifact."""
+    resamples, confidence, seed = bootstrap
+    return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the pipeline."""
+
+    name: str  # that of its module, of its directory, and in `stage=NAME`
+    # raised whenever its results change: its artifacts, and all that are made from them, are then
+    # made anew
+    version: int
+    upstream: tuple[str, ...]  # the stages that its artifacts may be made from
+    # the columns of each Parquet file; the files carry their meanings as metadata
+    tables: Mapping[str, Columns]
+    # returns the artifacts that a `pipeline.study.Study` needs, target by target. Cheap: it loads
+    # no model
+    plan: Callable[[Any], Iterable[Task]]
+    compute: Callable[[Task, Inputs, Out], None]  # writes an artifact
+    # refuses a study, by a PipelineError, before any file is looked at
+    check: Callable[[Any], None] | None = None
+    # rows of an artifact, for the terminal and for the table of a sweep
+    summary: Callable[[Task, Artifact], list[Json]] = row_counts
+    printed: bool = False  # whether a single run prints these rows as well
+
+    def schema(self, name: str = "data") -> pa.Schema:
+        """Return the Arrow schema of one of its files."""
+        return schema(self.tables[name])
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, or a head, and how it runs; `key` is its configuration key, for errors."""
+
+    key: str
+    identity: Identity
+    settings: ModelConfig
+    device: Device
+    execution: Execution
+    head: HeadConfig | None = None
+
+    @property
+    def entries(self) -> Json:
+        """What results depend on, as JSON values: its files, precision, attention and head."""
+        entries: Json = {**self.identity.entries}
+        entries |= self.settings.model_dump(include={"dtype", "head_dtype", "attention"})
+        if self.head is not None:
+            entries |= {"head": self.head.model_dump(exclude_none=True)}
+        return entries
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a task takes to be computed and summed up besides its settings and inputs."""
+
+    label: str  # its target as printed
+    statistics: Resampling  # the bootstrap's settings; in the task's, too, where content has them
+    # those that it loads: a target alone, or a target and its drafter
+    models: tuple[ModelSpec, ...] = ()
+    rules: tuple[Rule, ...] = ()  # those that its settings, or those of its inputs, describe
+    methods: tuple[Method, ...] = ()  # likewise
+    extra: Json = field(default_factory=dict)  # paths, and what else one stage needs, by name
+
+    @property
+    def pair(self) -> str:
+        """Its models as printed."""
+        return " and ".join(model.settings.label for model in self.models)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """An artifact that may not exist yet."""
+
+    stage: Stage  # the stage that makes it
+    label: str  # printed, and in the name of its directory
+    settings: Json  # all that its content depends on besides its inputs, as JSON values
+    inputs: Mapping[str, Task]  # the artifacts that it is made from, by name
+    runtime: Runtime  # what it takes besides: nothing that content depends on and settings lack
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of all that determines the artifact. TypeError, ValueError: not as JSON."""
+        above = {name: task.key for name, task in self.inputs.items()}
+        return json_digest([self.stage.name, self.stage.version, self.settings, above])
+
+    @property
+    def name(self) -> str:
+        """Stage and label, as printed."""
+        return f"{self.stage.name} {self.label}"
+
+
+def with_inputs(tasks: Iterable[Task]) -> dict[str, Task]:
+    """Return tasks and all they are made from, by key, inputs first."""
+    ordered: dict[str, Task] = {}
+    for task in tasks:
+        ordered |= with_inputs(task.inputs.values()) | {task.key: task}
+    return ordered
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published artifact; `columns` are those of its stage's files."""
+
+    directory: Path
+    columns: Mapping[str, Columns]
+
+    @cached_property
+    def record(self) -> Json:
+        """What was written when it was published.
+
+        Raises:
+            DamagedError: it is not what was written, or the record of another artifact.
+        """
+        record = read_json(self.directory / RECORD)
+        if not self.directory.name.endswith(f"-{record['key'][:12]}"):
+            raise DamagedError(self.directory, f"{self.directory / RECORD} is of another artifact")
+        return record
+
+    @property
+    def facts(self) -> Json:
+        """What its stage noted of the computation."""
+        return dict(self.record["facts"])
+
+    @property
+    def content(self) -> str:
+        """Digest of the artifact's files, timings aside."""
+        return str(self.record["content"])
+
+    def check(self) -> None:
+        """Read every file.
+
+        Raises:
+            DamagedError: one is missing, another than was written, or was added: who reads the
+                directory as a data set would include it.
+        """
+        found = (path for path in self.directory.rglob("*") if path.is_file())
+        names = {path.relative_to(self.directory).as_posix() for path in found} - {RECORD}
+        for name in sorted(names | self.record["files"].keys()):
+            path = self.directory / name
+            try:
+                same = file_digest(path) == self.record["files"].get(name)
+            except OSError as error:
+                raise unreadable(self.directory, path, error) from error
+            if not same:
+                raise DamagedError(self.directory, f"{path} is not what was written")
+
+    def read(
+        self, name: str = "data", columns: Sequence[str] | None = None, rule: str | None = None
+    ) -> pa.Table:
+        """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
+
+        `rule` is the label of a rule, whose row groups alone are read.
+
+        Raises:
+            DamagedError: it can't be read, or has other columns than its stage writes.
+        """
+        with self.open(name) as file:
+            groups = list(range(file.num_row_groups))
+            if rule is not None:
+                at = file.schema_arrow.names.index("rule")
+                of = [file.metadata.row_group(g).column(at).statistics.min for g in groups]
+                groups = [g for g in groups if of[g] == rule]
+            return file.read_row_groups(groups, None if columns is None else list(columns))
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Stream data.parquet in batches of at most `rows` rows; errors are those of `read`."""
+        with self.open("data") as file:
+            # one row group at a time: over all of them, what was read is kept until the end
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(rows, row_groups=[group], columns=list(columns))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """Yield a Parquet file, its columns checked; errors are those of `read`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self.directory / f"{name}.parquet"
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                check_schema(self.columns[name], file.schema_arrow, path)
+                yield file
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
+
+
+@dataclass
+class Out:
+    """Where a stage writes an artifact; `shards` outlives a run that is killed."""
+
+    stage: Stage
+    directory: Path
+    shards: Path
+    facts: Json = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def writer(self, name: str = "data", schema: pa.Schema | None = None) -> Iterator[Any]:
+        """Yield a writer of a Parquet file with the columns that the stage declares."""
+        import pyarrow.parquet as pq
+
+        path = self.directory / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        schema = self.stage.schema(name) if schema is None else schema
+        check_schema(self.stage.tables[name], schema, path)
+        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+            yield writer
+        self.rows[name] = pq.read_metadata(path).num_rows
+
+    def write(self, table: pa.Table, name: str = "data") -> None:
+        """Write a Parquet file in one piece."""
+        with self.writer(name) as writer:
+            writer.write_table(table.cast(self.stage.schema(name)))
+
+    def write_rows(self, rows: Sequence[Json], name: str = "data") -> None:
+        """Write a Parquet file from its rows."""
+        import pyarrow as pa
+
+        self.write(pa.Table.from_pylist(list(rows), schema=self.stage.schema(name)), name)
+
+    def write_frame(self, frame: pd.DataFrame, name: str = "data") -> None:
+        """Write a Parquet file from a frame that has its columns, among others."""
+        import pyarrow as pa
+
+        schema = self.stage.schema(name)
+        self.write(pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False), name)

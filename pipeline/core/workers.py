@@ -1,0 +1,191 @@
+"""Who computes the shards of a stage: workers, which hold the models, here or by Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.stage import Inputs, Json, Task
+
+OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
+    "DefaultCPUAllocator: can't allocate",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
+DEATHS = 3  # of workers over one batch
+
+Result = tuple[Json, bytes]  # of a shard: what was measured, and its content
+Progress = Callable[[int], object]  # told the steps that were done since
+
+
+class Worker(Protocol):
+    """The models of a stage, loaded, and the computation with them."""
+
+    def batch(self) -> int:
+        """Return how many items are computed together."""
+
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Compute the shard of some items."""
+
+    def facts(self, measured: Sequence[Json]) -> Json:
+        """Return the record's facts, from what was measured of all shards."""
+
+
+OpenWorker = Callable[[Task, Inputs], Worker]  # of a module
+Results = Iterator[tuple[list[str], Result]]  # each with its items
+
+
+class Here:
+    """The worker of a process, opened by the first call in the directory of the command."""
+
+    engine: ClassVar[Json] = {"engine": "inline"}  # for the record
+
+    def __init__(
+        self, task: Task, inputs: Inputs, open_worker: OpenWorker, directory: Path
+    ) -> None:
+        self._task, self._inputs, self._open = task, inputs, open_worker
+        self._directory = directory
+
+    @cached_property
+    def _worker(self) -> Worker:
+        os.chdir(self._directory)  # of another process, paths are relative to it
+        return self._open(self._task, self._inputs)
+
+    def ask(self, method: str, *given: object) -> Any:
+        """Call a method of the worker."""
+        return getattr(self._worker, method)(*given)
+
+    def compute(self, batches: list[list[str]], progress: Progress) -> Results:
+        """Yield the results of batches, each with its items."""
+        for names in batches:
+            yield from self._parts(names, progress)
+
+    def results(self, names: list[str]) -> tuple[list[tuple[list[str], Result]], int]:
+        """Return the results of a batch, and how many steps it took: for another process."""
+        steps = list[int]()
+        return list(self._parts(names, steps.append)), sum(steps)
+
+    def _parts(self, names: list[str], progress: Progress) -> Results:
+        """Yield the result of a batch, or of its halves where it does not fit into the memory."""
+        steps = list[int]()
+
+        def count(done: int) -> None:
+            steps.append(done)
+            progress(done)
+
+        result = attempt(self._worker, names, count)
+        if result is not None:
+            yield names, result
+            return
+        progress(-sum(steps))
+        if len(names) == 1:
+            raise PipelineError(
+                f"{self._task.name}: {names[0]} alone does not fit into the memory: lower "
+                "prompts.max_tokens or distributions.steps, or take a smaller model or dtype"
+            )
+        half = (len(names) + 1) // 2
+        yield from self._parts(names[:half], progress)
+        yield from self._parts(names[half:], progress)
+
+
+def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result | None:
+    """Return the result of a batch; None where it does not fit into the memory."""
+    import torch
+
+    try:
+        return worker.compute(names, progress)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()  # outside of `except`, where the error holds the batch's tensors
+    return None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, of CUDA or of torch's CPU allocator."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    )
+
+
+class There:
+    """The workers of one task, each the `Here` of another process."""
+
+    def __init__(self, ray: Any, hosts: list[Any]) -> None:
+        self._ray, self._hosts = ray, hosts
+        self.engine = {"engine": "ray", "workers": len(hosts)}
+
+    def ask(self, method: str, *given: object) -> Any:
+        """Call a method of a worker."""
+        return self._ray.get(self._hosts[0].ask.remote(method, *given))
+
+    def compute(self, batches: list[list[str]], progress: Progress) -> Results:
+        """Yield the results of batches, each with its items, as they are finished."""
+        pool = self._ray.util.ActorPool(self._hosts)
+        for found, steps in pool.map_unordered(lambda on, names: on.results.remote(names), batches):
+            progress(steps)
+            yield from found
+
+
+@contextmanager
+def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator[There]:
+    """Start the workers of a task; they end with the context."""
+    ray = connect()
+    count, processors, gpus = allocate(ray.cluster_resources(), task.runtime.models[0])
+    host = ray.remote(Here).options(
+        num_cpus=processors, num_gpus=gpus, max_restarts=-1, max_task_retries=DEATHS - 1
+    )
+    hosts = [host.remote(task, inputs, open_worker, Path.cwd()) for _ in range(count)]
+    try:
+        yield There(ray, hosts)
+    except ray.exceptions.RayTaskError as failed:
+        raise failed.cause from None
+    except ray.exceptions.RayError as error:
+        raise PipelineError(
+            f"{task.name}: {DEATHS} workers died one after the other ({first_line(error)}): "
+            "check the machine's memory and Ray's logs; finished batches are kept"
+        ) from None
+    finally:
+        for one in hosts:
+            ray.kill(one)
+
+
+def connect() -> Any:
+    """Return the module ray, connected to RAY_ADDRESS, else to this machine alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise PipelineError('execution.engine=ray needs Ray: pip install -e ".[ray]"') from None
+    if not ray.is_initialized():
+        address, ours = os.environ.get("RAY_ADDRESS") or "local", signal.getsignal(signal.SIGTERM)
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, ours)  # with Ray's own, the command ends in an abort
+    return ray
+
+
+def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
+    """Return the number of workers, by default one a GPU, and processors and GPUs of each."""
+    device, threads = spec.device.name, spec.device.threads
+    processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)
+    most = gpus if on_gpus else processors // (threads or processors)
+    count = spec.execution.workers or max(1, most)
+    each = threads or max(1, processors // count)
+    if count * each > processors or (on_gpus and count > gpus) or ":" in device:
+        raise PipelineError(
+            f"execution.workers={count} with {each} threads each and device.name={device}: Ray "
+            f"finds {processors} processors and {gpus} GPUs, and gives every worker its own: lower "
+            "execution.workers or device.threads, or give device.name=auto"
+        )
+    return count, each, int(on_gpus)

@@ -1,0 +1,203 @@
+"""Verification: which drafted tokens a target's logits accept, and the token after them.
+
+One class for each scheme of `analysis.decoding.schemes`, on draft trees; a chain is a tree whose
+nodes have one child. What a scheme needs is read from the device: first the few numbers that
+decide, in one transfer, then the distributions that a draw depends on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from analysis.decoding import schemes
+from analysis.decoding.schemes import NOTHING, Flags
+from analysis.rules import Rule
+from analysis.topk import TopK
+from analysis.trees.topology import ROOT
+from pipeline.decoding.sampling import TOKEN, BrokenLogitsError, Choice, Inversion, Noise
+from pipeline.decoding.tree_drafting import Draft, inner_nodes, readable
+from pipeline.models.devices import read, send
+from pipeline.models.logit_statistics import Found, argmax, logit_statistics, top_k
+
+# The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
+Verified = tuple[tuple[int, ...], int, list[int]]
+
+
+class Verifier(Protocol):
+    """Accepts drafted tokens."""
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Accept some of n drafted tokens, the first at `position` of the answer; choose the next.
+
+        `logits` (n + 1, V) are the target's after the text so far, and after each drafted token.
+
+        Raises:
+            BrokenLogitsError: the logits of the target or of the drafter are broken.
+        """
+        ...
+
+
+class Match:
+    """Accepts the token that the target would choose itself.
+
+    With `Greedy` this is strict greedy verification, with `Race` an exponential race; without a
+    draft it is autoregressive decoding.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Accept drafted tokens as long as they are the target's choices."""
+        drafted, (values,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
+        choices: list[int] = values.tolist()
+        return *schemes.matching_path(draft.tree, drafted, lambda at, _: choices[at + 1]), drafted
+
+
+class Relaxed:
+    """Accepts by a rule; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
+
+    Of a tree it accepts the longest path, of equally long ones the first.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
+        """Accept the longest path of which the rule accepts every token."""
+        parents, before = draft.tree.parents, parent_rows(logits, draft)
+        wanted = asked(self._rule, before, draft.tokens) if parents else []
+        drafted, (best, *values) = read_call(logits, draft, argmax(logits), *wanted)
+        accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
+        if not accepts.all():
+            accepts |= judged(self._rule, logits.shape[1], values)
+        path = schemes.longest_path(parents, accepts)
+        last = path[-1] if path else ROOT
+        return path, int(best[last + 1]), drafted
+
+
+class DrawnPath:
+    """Accepts drawn tokens of a draft of most probable ones; by a rule those of rank 2 and up."""
+
+    def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
+        self._target, self._noise, self._rule = Inversion(temperature, noise, TOKEN), noise, rule
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Follow the tree as long as a child is drawn or kept."""
+        drafted, also = self._also(logits, draft)
+
+        def draw(node: int, accepted: int) -> int:
+            weights = read(self._weights(logits, node))[0]
+            return schemes.pick(weights, self._noise.uniforms[position + accepted, TOKEN])
+
+        return *schemes.matching_path(draft.tree, drafted, draw, also), drafted
+
+    def _also(self, logits: Tensor, draft: Draft) -> tuple[list[int], Flags | None]:
+        """Return the drafted tokens, and (n,) which of them the rule accepts."""
+        if self._rule is None or not len(draft.tokens):
+            return read_call(logits, draft)[0], None
+        before = parent_rows(logits, draft)
+        drafted, values = read_call(logits, draft, *asked(self._rule, before, draft.tokens))
+        return drafted, judged(self._rule, logits.shape[1], values, beyond_first=True)
+
+    def _weights(self, logits: Tensor, node: int) -> Tensor:
+        return self._target.weights(logits[node + 1][None])[0]
+
+
+class SpeculativeSampling(DrawnPath):
+    """Accepts drawn tokens with probability min(1, p/q); the next comes from the residual.
+
+    Of a tree, whose siblings are drawn without replacement (GSS), it tests one after the other.
+    """
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Test the children of a node one after the other, then those of the accepted one."""
+        tree = draft.tree
+        drafted, also = self._also(logits, draft)
+        places = zip(tree.depths, tree.siblings, strict=True)
+        tests = [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
+
+        def rows(node: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+            p = self._weights(logits, node)
+            if not tree.children[node]:
+                return read(p)[0], None
+            if draft.weights is None:  # proposed, not drawn
+                q = one_hot(draft.tokens[tree.children[node][0]], len(p)).double()
+            else:
+                q = draft.weights[inner_nodes(tree).index(node)]
+            target, drawn = read(p, q)
+            return target, drawn
+
+        def token_uniform(accepted: int) -> float:
+            return self._noise.uniforms[position + accepted, TOKEN]
+
+        path, token = schemes.speculative_sampling(tree, drafted, tests, rows, token_uniform, also)
+        return path, token, drafted
+
+
+def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Any]]:
+    """Read the drafted tokens and all else that a verdict needs, at once.
+
+    Raises:
+        BrokenLogitsError: a row of the target's logits (n + 1, V), or of those that the drafter
+            chose from, has a NaN or +inf, or nothing but -inf (a masked token).
+    """
+    of_target = logits.amax(1).double()  # a NaN is larger than all
+    of_drafter = of_target[:0] if draft.first is None else draft.first.double()
+    largest, first, drafted, *others = read(of_target, of_drafter, draft.tokens, *wanted)
+    for model, values in (("target", largest), ("drafter", first)):
+        if not np.isfinite(values).all():
+            raise BrokenLogitsError(model)
+    return drafted.tolist(), others
+
+
+def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
+    """Return the rows (n, V) of a target's logits (n + 1, V) that drafted tokens are judged by."""
+    if draft.tree.is_chain:
+        return logits[:-1]
+    return logits[send(draft.tree.parents, logits.device) + 1]
+
+
+def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
+    """Return the values that a rule needs at drafted tokens (n,) under logits (n, V), as n rows.
+
+    It sees as many of the most probable tokens as it says that it looks at; all where it does not
+    say what decides.
+    """
+    all_ = rule.decided_by == Rule.decided_by
+    k, found = logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]), Found()
+    if rule.decided_by:
+        found = logit_statistics(logits, k)
+        values, ids = found["top_logits"], found["top_ids"]
+    else:
+        values, ids = top_k(logits, k)
+    if values.itemsize < 4:  # NumPy has no bfloat16
+        values = values.float()
+    own = logits.gather(1, readable(drafted)[:, None])[:, 0].to(values.dtype)
+    return [drafted, ids, values, own, *(found[name] for name in rule.decided_by)]
+
+
+def judged(
+    rule: Rule, size: int, given: list[NDArray[Any]], *, beyond_first: bool = False
+) -> Flags:
+    """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.
+
+    `given` are the values that it asked for, read. Of a token that is not among those that it sees,
+    only that counts. `beyond_first` leaves out the argmax, on which a draw decides above
+    temperature 0.
+    """
+    tokens, ids, values, own, *statistics = given
+    by_name = dict(zip(rule.decided_by, statistics, strict=True))
+    unknown = np.full(len(tokens), np.nan)
+    surprisal, log_tail, entropy = (by_name.get(name, unknown) for name in Rule.decided_by)
+    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy=entropy, vocab_size=size)
+    is_it = ids == tokens[:, None]
+    rank = np.where(is_it.any(1), is_it.argmax(1), ids.shape[1]) + 1
+    log_prob = (own.astype(np.float64) - values[:, 0]) - dist.top_surprisal
+    accepted = rule.accepts(dist, rank, log_prob) & (tokens != NOTHING)
+    return accepted & (rank > 1) if beyond_first else accepted

@@ -1,0 +1,159 @@
+"""Tasks of lm-evaluation-harness as questions: it loads items, writes prompts and scores answers.
+
+The harness is an optional package and slow to import: only `questions` imports it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from io import StringIO
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.files import digest, file_digest
+from pipeline.core.paths import ASSETS
+from pipeline.core.stage import Json, Task
+from pipeline.models.tokens import chat_text, encode
+
+FOLDER = ASSETS / "tasks"
+INSTALL = 'pip install -e ".[harness]"'
+PARTS = (".yaml", ".py", ".json", ".jsonl")  # of a task: files beside its YAML file
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item of a task as the models read it."""
+
+    task: str
+    item_id: str  # unique within the task
+    token_ids: list[int]  # of the prompt
+    max_tokens: int  # of an answer
+    until: list[str]  # texts that end an answer
+    harness: tuple[Any, Any]  # the task and the request that the harness made of the item
+
+    @property
+    def key(self) -> str:
+        """The name of the question, unique among all tasks; its sampling noise depends on it."""
+        return f"{self.task}/{self.item_id}"
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The columns that name it."""
+        return {"task": self.task, "item_id": self.item_id}
+
+    def right(self, answer: str) -> bool:
+        """Whether the task's first metric is 1, of what its first filter takes from an answer."""
+        task, request = self.harness
+        request = replace(request, resps=[answer], filtered_resps={})
+        first = task._filters[0]
+        first.apply([request])
+        metrics = task.process_results(request.doc, [request.filtered_resps[first.name]])
+        return bool(metrics[next(iter(task.aggregation()))] == 1)
+
+
+def task_file(name: str) -> Path | None:
+    """Return the YAML file of a task; None for one that the harness knows by name."""
+    for path in (FOLDER / f"{name}.yaml", Path(name)):
+        if path.suffix == ".yaml" and path.is_file():
+            return path
+    if name.endswith(".yaml"):
+        raise PipelineError(f"accuracy.tasks: there is no file {name}")
+    return None
+
+
+def task_entries(name: str) -> dict[str, str]:
+    """Return a task's name and version; of a file the digest of it and the files that it names."""
+    file = task_file(name)
+    if file is None:
+        content = f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}"
+        return {"name": name, "content": content}
+    beside = sorted(path for path in file.parent.iterdir() if path.suffix in PARTS)
+    found = [file]
+    for path in found:  # which grows
+        text = path.read_text(encoding="utf-8") if path.suffix == ".yaml" else ""
+        found += [other for other in beside if other not in found and other.stem in text]
+    content = "".join(f"{path.name} {file_digest(path)}\n" for path in found)
+    return {"name": file.stem, "content": digest(content.encode())}
+
+
+def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
+    """Return the questions of stage accuracy's task, one of each harness task in turn."""
+    tasks: dict[str, Any] = {}
+    for name, task in _load(stage_task.runtime.extra["tasks"]):
+        reason = "two tasks have this name" if name in tasks else _refused(task)
+        if reason:
+            raise PipelineError(f"accuracy.tasks: {name}: {reason}")
+        tasks[name] = task
+    settings = stage_task.settings
+    asked = [_of_task(name, task, settings, tokenizer) for name, task in tasks.items()]
+    return [question for turn in zip_longest(*asked) for question in turn if question is not None]
+
+
+def _load(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    files = [task_file(name) for name in names]
+    manager = TaskManager(include_defaults=None in files)
+    for name, file in zip(names, files, strict=True):
+        if file is None and name not in manager.task_index:
+            ours = ", ".join(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
+            raise PipelineError(
+                f"accuracy.tasks: {name} is no task: give {ours}, a file *.yaml, or a name of "
+                "lm-evaluation-harness (python -m lm_eval ls tasks)"
+            )
+        try:
+            loaded = manager.load([str(file or name)])["tasks"]
+        except Exception as error:  # a task has code of its own, and data of the hub
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise PipelineError(f"accuracy.tasks: {name}: {reason}") from error
+        yield from loaded.items()
+
+
+def _refused(task: Any) -> str | None:
+    if task.OUTPUT_TYPE != "generate_until" or getattr(task, "MULTIMODAL", False):
+        return (
+            "only tasks whose answers are generated text are scored (output_type: generate_until)"
+        )
+    if getattr(task, "UNSAFE_CODE", False):
+        return "it runs code that the model writes, which this project does not"
+    return None
+
+
+def _of_task(name: str, task: Any, settings: Json, tokenizer: Any) -> list[Question]:
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    chat, thinking = settings["template"] == "chat", settings["enable_thinking"]
+    if task.config.num_fewshot is None:
+        task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    with redirect_stderr(StringIO()):  # a progress bar of its own
+        task.build_all_requests(
+            limit=settings["items"],
+            apply_chat_template=chat,
+            fewshot_as_multiturn=True,
+            chat_template=partial(chat_text, tokenizer, enable_thinking=thinking),
+        )
+    ids = [str(request.doc.get("id", request.doc_id)) for request in task.instances]
+    if len(set(ids)) < len(ids):
+        ids = [str(request.doc_id) for request in task.instances]
+    asked = []
+    for item_id, request in zip(ids, task.instances, strict=True):
+        text, options = request.args
+        limits = normalize_gen_kwargs(options)
+        if chat:
+            tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            tokens = encode(tokenizer, text, "none", enable_thinking=thinking)
+        longest, until = limits["max_gen_toks"], limits["until"]
+        asked.append(Question(name, item_id, tokens, longest, until, (task, request)))
+    return asked

@@ -1,0 +1,173 @@
+"""EAGLE-3 heads: their files, and whether one fits its target.
+
+The layout is EAGLE's own (`eagle/model/cnets.py` of SafeAILab/EAGLE, arXiv 2503.01840), which vLLM
+reads too (`vllm/model_executor/models/llama_eagle3.py`): the config.json of a Llama of one layer
+with `draft_vocab_size`; in model.safetensors or pytorch_model.bin fc, midlayer.*, norm, lm_head,
+d2t, t2d, and embed_tokens where the embedding is not the target's. d2t is an offset: the i-th
+drafted token has the id i + d2t[i]; t2d marks these ids. The hidden states are those after 2, L / 2
+and L - 3 of the target's L layers, unless eagle_aux_hidden_state_layer_ids says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.stage import ModelSpec
+from pipeline.inputs.hub import HEAD_FILES, PICKLED, model_folder
+from pipeline.models.eagle3.drafter import FeatureHead, HiddenDrafter, like_target
+from pipeline.models.language_model import LanguageModel, linear_of
+
+WEIGHTS = "model.safetensors"
+PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
+TARGETS = "t2d"
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+UNREAD = ("norm_before_residual", "norm_before_fc", "norm_output")  # norms that vLLM knows, too
+OTHER = "take a drafter that was trained for this target"
+Weights = dict[str, Tensor]
+
+
+def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
+    """Load a head for `target`, on its device and in its dtype."""
+    shape, layers, weights = check_head(spec, target)
+    head = FeatureHead(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
+    head.load_state_dict({name: weights[name] for name in head.state_dict()})
+    device, dtype, embedding = target.device, target.dtype, None
+    if EMBEDDING in weights:
+        embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
+    return HiddenDrafter(
+        target,
+        head.eval().requires_grad_(False).to(device, dtype),
+        like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None)),
+        layers,
+        spec.settings.label,
+        drafted=_drafted(weights).to(device) if OFFSETS in weights else None,
+        vocab_size=target.vocab_size,
+        embedding=embedding,
+    )
+
+
+def check_head(
+    spec: ModelSpec, target: LanguageModel
+) -> tuple[dict[str, Any], tuple[int, ...], Weights]:
+    """Check that a head can draft for `target`, loaded or without weights.
+
+    Returns:
+        Its config.json, after how many of the target's layers it reads a hidden state, its weights.
+    """
+    key, path = spec.key, spec.settings.path
+    folder = model_folder(path, spec.identity.commit, HEAD_FILES, f"{key}.path")
+    config = _config(folder, spec)
+    layers = _layers(config, spec, target)
+    wanted = target.module.config.get_text_config()
+    for name in ("hidden_size", "vocab_size"):
+        if config.get(name) != getattr(wanted, name):
+            raise PipelineError(
+                f"{key}: the head's {name} is {config.get(name)}, {target.label} has "
+                f"{getattr(wanted, name)}: {OTHER}"
+            )
+    if not 0 <= min(layers) <= max(layers) <= wanted.num_hidden_layers:
+        raise PipelineError(
+            f"{key}: the head reads hidden states after {layers} layers, {target.label} has "
+            f"{wanted.num_hidden_layers}: {OTHER}"
+        )
+    try:
+        with torch.device("meta"):
+            head = FeatureHead(config, len(layers), fc_norm=bool(config.get("fc_norm")))
+        weights = _weights(folder)
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
+        raise PipelineError(
+            f"{key}.path={path}: its weights can't be read: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
+    d, rows = wanted.hidden_size, wanted.vocab_size
+    drafted = config.get("draft_vocab_size") or rows
+    expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
+    expected |= {PROJECTION: [drafted, d]} | ({OFFSETS: [drafted]} if drafted != rows else {})
+    optional = {EMBEDDING: [rows, d], OFFSETS: [drafted], TARGETS: [rows]}
+    expected |= {name: shape for name, shape in optional.items() if name in weights}
+    found = {name: list(weight.shape) for name, weight in weights.items()}
+    wrong = sorted(n for n in expected.keys() | found if expected.get(n) != found.get(n))
+    if wrong:
+        raise PipelineError(
+            f"{key}.path={path}: {len(wrong)} weights are missing, unknown or not of the shape in "
+            f"config.json ({', '.join(wrong[:3])}): {OTHER}"
+        )
+    if OFFSETS in weights and not _names_tokens(weights, target.vocab_size):
+        raise PipelineError(
+            f"{key}.path={path}: {OFFSETS} does not name increasing ids below {target.vocab_size} "
+            f"(those that {TARGETS} marks): its files are damaged"
+        )
+    return config, layers, weights
+
+
+def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
+    """Return the entries of a head's config.json; those that are null are left out."""
+    try:
+        read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {name: value for name, value in read.items() if value is not None}
+        names = " ".join(config.get("architectures", ())).lower()
+        if not ("eagle3" in names or "draft_vocab_size" in config):
+            raise ValueError(f"model_type is {config['model_type']}")
+        if config.get("model_type", "llama") != "llama":
+            raise ValueError(f"its layer is that of a {config['model_type']}: Llama's is read")
+        settings = config.pop("eagle_config", {}) | config
+        settings[LAYERS] = [int(at) for at in settings.get(LAYERS, ())]
+        if unread := [name for name in UNREAD if settings.get(name)]:
+            raise ValueError(f"{unread[0]} is not read")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PipelineError(
+            f"{spec.key}.path={spec.settings.path} is no head: {type(error).__name__}: "
+            f"{first_line(error)}. Wanted: the config.json of an EAGLE-3 head, or "
+            f"{spec.key}.head=null for a language model"
+        ) from error
+    return settings
+
+
+def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> tuple[int, ...]:
+    """Return after how many of the target's layers a head reads a hidden state."""
+    # vLLM counts the layers before a state, SpecForge and SGLang name the layer that gives it, one
+    # less. The defaults of either tell them apart, and so does an id that only counting reaches.
+    assert spec.head is not None
+    depth = target.module.config.get_text_config().num_hidden_layers
+    after = (2, depth // 2, depth - 3)
+    ids = tuple(config[LAYERS]) or after
+    counting = spec.head.layer_ids
+    if counting is None and (ids == after or max(ids) >= depth):
+        counting = "after"
+    elif counting is None and ids[0] == 1:
+        counting = "output"
+    if counting is None:
+        raise PipelineError(
+            f"{spec.key}: {LAYERS} of the head is {list(ids)}, and its files do not tell what it "
+            f"counts: give {spec.key}.head.layer_ids=after (so many layers, as vLLM does) or "
+            "output (the output of the layer of this index, as SGLang and SpecForge do)"
+        )
+    return ids if counting == "after" or not config[LAYERS] else tuple(at + 1 for at in ids)
+
+
+def _weights(folder: Path) -> Weights:
+    if (folder / WEIGHTS).is_file():
+        weights = load_file(folder / WEIGHTS)
+    else:
+        weights = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
+    return {name.removeprefix("model."): weight for name, weight in weights.items()}
+
+
+def _names_tokens(weights: Weights, size: int) -> bool:
+    """Whether d2t names increasing ids of a vocabulary, and t2d the same ones."""
+    ids = _drafted(weights)
+    inside = bool(ids.min() >= 0) and bool(ids.max() < size) and bool((ids.diff() > 0).all())
+    marked = TARGETS not in weights or torch.equal(weights[TARGETS].nonzero()[:, 0], ids)
+    return inside and marked and not ids.dtype.is_floating_point
+
+
+def _drafted(weights: Weights) -> Tensor:
+    return torch.arange(len(weights[OFFSETS])) + weights[OFFSETS]

@@ -1,0 +1,170 @@
+"""Passes of a model over texts that grow and are rolled back: its cache, and nothing else.
+
+One class for a text and for left-padded batches, for a language model and for a head on it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pipeline.models.devices import send
+from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+
+TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
+Model = LanguageModel | HiddenDrafter  # both have the same `read`
+
+
+def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
+    """Return the pass over n nodes of a tree of which m - n were read before, after a text.
+
+    It is a function of the columns in the cache (the text, which every node sees, and the m - n
+    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a node sees a
+    column, else the least number of the dtype; and the positions (1, n).
+
+    Args:
+        seen: (n, m) which of the m nodes each sees; the last n columns are those of the pass.
+        offsets: (n,) how many tokens are between the text and each task.
+        dtype: of the scores.
+    """
+    n, m = seen.shape
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    bias.masked_fill_(~seen, torch.finfo(dtype).min)
+
+    def after(columns: int) -> tuple[Tensor, Tensor]:
+        text = columns - (m - n)
+        return pad(bias, (text, 0))[None, None], (offsets + text)[None]
+
+    return after
+
+
+def _early(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Return how many of the first rows read alone up to which column; each saves 1/16 of all."""
+    parts, begin, count = list[tuple[int, int]](), 0, len(padding)
+    for rows in range(1, count):
+        end = min(padding[rows:])
+        if (count - rows) * (end - begin) * 16 > count * width:
+            parts, begin = [*parts, (rows, end)], end
+    return parts
+
+
+class Texts:
+    """B texts that a model has read, equally long in columns of its cache; drafts follow one text.
+
+    Attributes:
+        length: how many columns are in use.
+        layers: after how many layers hidden states are kept.
+        hidden: (B, n, ...) of the tokens that were read last: hidden states, or a head's outputs;
+            None where none are kept.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        capacity: int,
+        layers: Sequence[int] = (),
+        padding: Tensor | None = None,
+        *,
+        drafts: bool = False,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            model: a language model, or a head.
+            capacity: the most tokens, padding included.
+            layers: as the attribute.
+            padding: (B,) columns before the first token of each text.
+            drafts: whether some of what is read is taken back by `crop` or `keep`.
+        """
+        self.model, self.length = model, 0
+        self.hidden: Tensor | None = None
+        self.cache = model.new_cache(capacity)
+        self.layers, self._padding = layers, padding
+        self._windows = [layer for layer in self.cache.layers if drafts and layer.is_sliding]
+        for layer in self._windows:  # until the next roll-back they keep more than their window
+            layer.activate_past_recording()
+
+    def read(self, ids: Tensor, keep: int = 1) -> Tensor:
+        """Read prompts (B, n) as `extend` does; return the logits after the last token only.
+
+        Columns that are padding behind the first rows are read by these alone: of a batch, the
+        longest prompts should come first.
+        """
+        padding = self._padding
+        if padding is None or not all(layer.is_croppable for layer in self.cache.layers):
+            return self.extend(ids, keep=keep)
+        parts = [(0, 0), *_early(padding.tolist(), ids.shape[1]), ids.shape]
+        for (before, begin), (rows, end) in pairwise(parts):
+            if before:  # rows that join begin with columns of the last one, which they do not see
+                self.select(torch.arange(rows, device=ids.device).clamp(max=before - 1))
+            self._padding = padding[:rows]
+            logits = self.extend(ids[:rows, begin:end], keep=keep)
+        return logits
+
+    def extend(
+        self,
+        ids: Tensor,
+        tree: TreePass | None = None,
+        features: Tensor | None = None,
+        keep: int = 0,
+    ) -> Tensor:
+        """Read tokens (B, n) and return the logits (B, keep, V) after the last of them, all with 0.
+
+        `tree` is what they see, as nodes of a draft tree after the text, None is a chain;
+        `features` (B, n, d) are read by a head beside them.
+        """
+        end, mask, positions = self.length + ids.shape[1], None, None
+        if tree is not None:
+            mask, positions = tree(self.length)
+        elif self._padding is not None:
+            at = torch.arange(end, device=ids.device) - self._padding[:, None]
+            mask, positions = (at >= 0).long(), at[:, self.length :].clamp(min=0)
+        logits, self.hidden = self.model.read(
+            ids, self.cache, mask, positions, keep=keep, layers=self.layers, features=features
+        )
+        self.length = end
+        if 0 < keep < logits.shape[1]:  # a model may give all
+            logits = logits[:, -keep:]
+        rows = self.model.vocab_size  # a drafter may have fewer
+        return logits if logits.shape[2] == rows else logits[..., :rows]
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` columns; a window drops what it kept beyond its own for this."""
+        kept = min(length, self.length)
+        for layer in self.cache.layers if kept < self.length else self._windows:
+            layer.crop(kept - self.length)
+        self.length = kept
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Keep the first `length` columns and, of the ones read after them, those of `path`."""
+        if list(path) != list(range(len(path))):
+            index = send([length + at for at in path], self.model.device)
+            for layer in self.cache.layers:
+                for states in (layer.keys, layer.values):
+                    states[:, :, length : length + len(path)] = states.index_select(2, index)
+        self.crop(length + len(path))
+
+    def hidden_after(self, path: Sequence[int]) -> Tensor | None:
+        """Return those of `hidden` (B, 1 + p, ...) of the token before a draft, and of a path."""
+        if self.hidden is None:
+            return None
+        return self.hidden[:, send([0, *(at + 1 for at in path)], self.hidden.device)]
+
+    def copy(self, layers: Sequence[int]) -> Texts:
+        """Return the same texts with a cache of their own; hidden states follow after `layers`."""
+        other = copy.copy(self)
+        other.cache, other._windows = copy.deepcopy((self.cache, self._windows))
+        other.layers = layers
+        return other
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only the texts `rows` (b,), indices in their new order."""
+        self.cache.reorder_cache(rows)
+        if self._padding is not None:
+            self._padding = self._padding[rows]

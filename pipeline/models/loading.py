@@ -1,0 +1,282 @@
+"""Loads causal language models and their tokenizers.
+
+Models come from a local directory or, fetched once, from the hub: safetensors only, and no code
+of a repository is ever run.
+
+A model may accept a cache and ignore it, or count positions so that padding shifts them: its logits
+are then wrong without an error. A few tokens of a real text show that (`check_cached_steps`). On
+made-up tokens rounding to 16 bits moves the logits of some models as far as a mistake would (Gemma
+3 in bfloat16: 0.2 of their spread, on a text 0.02).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
+from transformers import logging as transformers_logging
+
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.stage import ModelSpec
+from pipeline.inputs.hub import MODEL_FILES, TOKENIZER_FILES, model_folder
+from pipeline.models.devices import choose_device, set_up
+from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.models.eagle3.loading import check_head, load_head
+from pipeline.models.kv_session import Texts
+from pipeline.models.language_model import Head, LanguageModel
+from pipeline.models.tokens import check_same_tokens, common_rows
+
+MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
+FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
+TOKENIZER = "tokenizer.json and tokenizer_config.json"
+TEXT = "Water boils at a lower temperature on a mountain, because the air above it weighs less."
+TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
+STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
+# The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding
+# to float16 gave 4 units of the dtype in 36 random layers; a model without its past is off by 1.
+ALLOWED_UNITS = 32
+LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of experts of large weights
+
+
+def load_model(spec: ModelSpec) -> LanguageModel:
+    """Load a model for inference, and check that it can be run a token at a time."""
+    key, settings, path = spec.key, spec.settings, spec.settings.path
+    device = choose_device(spec.device.name)
+    set_up(device, spec.device.threads)
+    skeleton(spec)
+    folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
+    transformers_logging.disable_progress_bar()
+    with _loading(f"{key}.path={path}", MODEL):
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, settings.dtype),
+            use_safetensors=True,
+            attn_implementation=settings.attention,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    absent = sorted(report["missing_keys"]) + sorted(str(x) for x in report["mismatched_keys"])
+    if absent:
+        raise PipelineError(
+            f"{key}.path={path}: its files lack or misshape {len(absent)} weights "
+            f"({', '.join(absent[:3])}, ...): fetch or export the model again"
+        )
+    types = _stored_types(folder) - FLOATS
+    if types and getattr(module.config, "quantization_config", None) is None:
+        raise PipelineError(
+            f"{key}.path={path}: its weights are stored as {', '.join(sorted(types))}, and its "
+            f"config.json tells no scale for them: {', '.join(sorted(FLOATS))} are read"
+        )
+    tokenizer = load_tokenizer(path, spec.identity.commit, key)
+    eos = module.generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    eos = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    model = wrap(module, settings.label, device, settings.head_dtype, eos, key=key)
+    check_cached_steps(model, tokenizer, key)
+    return model
+
+
+def _stored_types(folder: Path) -> set[str]:
+    types = set[str]()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.endswith("weight")]  # noqa: SIM118
+            types |= {file.get_slice(name).get_dtype() for name in names}
+    return types
+
+
+def skeleton(spec: ModelSpec) -> LanguageModel:
+    """Return a model without weights, for checks before they are read."""
+    key, settings, where = spec.key, spec.settings, f"{spec.key}.path={spec.settings.path}"
+    folder = model_folder(settings.path, spec.identity.commit, MODEL_FILES, f"{key}.path")
+    transformers_logging.set_verbosity_error()
+    with _loading(where, MODEL):
+        shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    if kind is None:
+        raise PipelineError(
+            f"{where}: a model of type {shape.model_type} is no causal language model that "
+            "transformers knows: take another model"
+        )
+    if "past_key_values" not in inspect.signature(kind.forward).parameters:
+        # it would swallow one silently, and read every token as if nothing came before
+        raise PipelineError(
+            f"{where}: {kind.__name__} takes no key-value cache (past_key_values), so every token "
+            "would be read without its context: take a model with attention layers"
+        )
+    given = f"{where} with {key}.attention={settings.attention}"
+    with _loading(given, f"{MODEL}, or {key}.attention=eager"), torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(
+            shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
+        )
+    return wrap(module, settings.label, torch.device("meta"), settings.head_dtype, key=where)
+
+
+@contextmanager
+def _loading(where: str, wanted: str) -> Iterator[None]:
+    """Report what a library refuses in one line: where, why, and what is wanted."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
+        raise PipelineError(
+            f"{where} can't be loaded: {type(error).__name__}: {first_line(error)}. "
+            f"Wanted: {wanted}"
+        ) from error
+
+
+def wrap(
+    module: Any,
+    label: str,
+    device: torch.device,
+    head_dtype: str = "float32",
+    eos: tuple[int, ...] = (),
+    *,
+    key: str = "model",
+) -> LanguageModel:
+    """Put a transformers model on `device`, its final projection in `head_dtype`."""
+    module = module.eval().requires_grad_(False).to(device)
+    module.config.get_text_config().tie_last_hidden_states = False  # see `LanguageModel.read`
+    head = module.get_output_embeddings()
+    wanted = getattr(torch, head_dtype)
+    if not isinstance(head, nn.Linear):
+        raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
+    if head.weight.dtype != wanted:
+        with _loading(f"{key}: {type(module).__name__}", MODEL):
+            module.set_output_embeddings(Head(head, wanted))
+    return LanguageModel(module, label, device, head.out_features, eos)
+
+
+def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
+    """Load the tokenizer of the model in `path`; `key` is the model's configuration key."""
+    files = (*TOKENIZER_FILES, "config.json")
+    folder = model_folder(path, commit, files, f"{key}.path")
+    with _loading(f"{key}.path={path}: its tokenizer", TOKENIZER):
+        made = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return made  # noqa: RET504 (mypy takes it that _loading may swallow an error)
+
+
+def load_pair(
+    target: ModelSpec, drafter: ModelSpec
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
+    """Load target and drafter."""
+    model = load_model(target)
+    model.check_drafts(target.key)
+    if drafter.head is not None:
+        return model, load_head(drafter, model)
+    drafts = load_model(drafter)
+    drafts.check_drafts(drafter.key)
+    return model, drafts
+
+
+def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
+    """Check, before any weight is read, that a pair fits."""
+    model = skeleton(target)
+    model.check_drafts(target.key)
+    if drafter.head is not None:
+        check_head(drafter, model)
+        return
+    drafts = skeleton(drafter)
+    drafts.check_drafts(drafter.key)
+    tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
+    common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
+
+
+def pair_tokenizer(*models: ModelSpec) -> Any:
+    """Return the tokenizer of a target, which is its drafter's."""
+    tokenizer, *others = (
+        load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
+        for spec in models
+        if spec.head is None
+    )
+    for other in others:
+        check_same_tokens(tokenizer.get_vocab(), other.get_vocab(), _pair(*models))
+    return tokenizer
+
+
+def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
+    return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))
+
+
+@torch.inference_mode()
+def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
+    """Check that cached steps of left-padded texts give logits of plain passes, but for rounding.
+
+    And that none is NaN or infinite; -inf is allowed, a masked token.
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    try:
+        plain, cached = _read_both_ways(model, tokenizer)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # of code that is not ours; all mean the same to a user
+        raise PipelineError(
+            f"{key}: {model.label} can't decode token by token: {type(error).__name__}: "
+            f"{first_line(error)}. Take another model"
+        ) from error
+    if bool((plain.isnan() | plain.isposinf()).any()):
+        raise PipelineError(
+            f"{key}: {model.label} gives NaN or infinite logits: its weights are damaged, or too "
+            f"large for {key}.dtype={dtype}: give float32 or bfloat16, or fetch it again"
+        )
+    off = relative_error(plain, cached)
+    allowed = max(ALLOWED_UNITS * torch.finfo(model.dtype).eps, LEAST)
+    if not off <= allowed:  # NaN, too
+        raise PipelineError(
+            f"{key}: {model.label} gives other logits a token at a time than in one pass (off by "
+            f"{off:.2g} of their spread, {dtype} explains {allowed:.1g}): it does not use "
+            f"its key-value cache as others do. Give {key}.dtype=float32, or another model"
+        )
+
+
+def _read_both_ways(model: LanguageModel, tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Return logits (2, STEPS, V) of two texts, in passes without a cache and in steps with one."""
+    rows = min(model.vocab_size, model.module.get_input_embeddings().weight.shape[0])
+    tokens = tokenizer(TEXT)["input_ids"][:TOKENS]
+    if len(set(tokens)) < TOKENS // 2 or len(tokens) < TOKENS or max(tokens) >= rows:
+        tokens = [(7919 * at + 5) % rows for at in range(TOKENS)]  # it knows no English
+    text = torch.tensor(tokens, device=model.device)
+    plain = [
+        model.module(input_ids=part[None], use_cache=False).logits[0, -STEPS:]
+        for part in (text, text[PADDED:])
+    ]
+    ids = text.repeat(2, 1)
+    ids[1, :PADDED] = 0
+    texts = Texts(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
+    ends = [*range(TOKENS - STEPS, TOKENS + 1)]
+    if model.new_cache(1).is_croppable:
+        del ends[ALONE + 1 : -1]
+    cached = [texts.extend(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
+    return torch.stack(plain).double(), torch.cat(cached[1:], dim=1).double()
+
+
+def relative_error(plain: Tensor, cached: Tensor) -> float:
+    """Return the error of logits (2, STEPS, V), as a part of their spread.
+
+    Of each text and way of reading it is the median of its steps, since a mixture of experts may
+    route a token differently after rounding; of these the largest.
+    """
+    kept = plain.isfinite()
+    count = kept.sum(-1).clamp(min=1)
+    mean = plain.where(kept, 0).sum(-1) / count
+    spread = (plain - mean[..., None]).where(kept, 0).square().sum(-1).div(count).sqrt()
+    error = (plain - cached).where(plain != cached, 0)  # equal infinities, too
+    size = error.square().sum(-1).div(count).sqrt()
+    ratio = (size / spread).where(size != 0, 0)  # error without spread: infinite; neither: 0
+    return float(ratio.view(2, -1, ALONE).median(dim=2).values.max())

@@ -1,0 +1,180 @@
+"""Target and drafter on a given text: both read it, and their logits are compared.
+
+Everything is over the full vocabulary and is computed where the models run, a few rows at a time.
+Ties are broken against the drafter: of several most probable draft tokens the drafted one is that
+of worst target rank, and a token that q gives the probability of the target's argmax ranks before
+it. Tests hold all of it against plain formulas (tests/divergences.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.models.eagle3.drafter import HiddenDrafter, given_text
+from pipeline.models.kv_session import Texts
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.logit_statistics import CPU_CHUNK, Found, argmax, ranks_of
+
+CUDA_CHUNK = 1 << 23  # float64 values of one array on a GPU; about ten are held at once
+AT_DEPTH = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")
+
+
+@torch.inference_mode()
+def read_pair(
+    target: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
+    ids: Tensor,
+    keep: int,
+    depths: int = 1,
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
+
+    They are the target's, the drafter's by depth of a draft (a language model has one depth), and
+    those of `HiddenDrafter.completed`.
+    """
+    text = Texts(target, ids.shape[1], drafter.layers if isinstance(drafter, HiddenDrafter) else ())
+    logits = text.read(ids, keep)[0]
+    return logits, *read_drafter(drafter, ids, text.hidden, keep, depths)
+
+
+@torch.inference_mode()
+def read_drafter(
+    drafter: LanguageModel | HiddenDrafter,
+    ids: Tensor,
+    hidden: Tensor | None,
+    keep: int,
+    depths: int = 1,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return what `read_pair` does of the drafter; a head reads the target's `hidden` states."""
+    if not isinstance(drafter, HiddenDrafter):
+        return [Texts(drafter, ids.shape[1]).read(ids, keep)[0]], None
+    assert hidden is not None
+    given = given_text(drafter.head, drafter.embed(ids), hidden, depths)
+    outputs = [output[0, -keep:] for output in given]
+    drafts = [drafter.logits(output) for output in outputs]
+    return drafts, drafter.completed(outputs[0], drafts[0])
+
+
+@torch.inference_mode()
+def compare_logits(
+    target: Tensor,
+    drafts: Sequence[Tensor],
+    temperature: float,
+    sampled: float | None = None,
+    completed: Tensor | None = None,
+) -> Found:
+    """Compare raw logits (B, V) with those of a drafter at each depth of a draft.
+
+    `temperature` is that of all distributions; ranks are those of the raw logits. `sampled` is the
+    temperature at which the answers were sampled; `completed` are logits of a q' that gives every
+    token a probability, for a drafter that lacks some.
+
+    Returns:
+        (B,) each, the columns of stage drafts about the pair, at depth 1; (B, depths) of
+        `AT_DEPTH`. `full_kl` only with `completed`, `sampled_*` only with `sampled`.
+    """
+    rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
+    parts = []
+    for begin in range(0, len(target), rows):
+        part = slice(begin, begin + rows)
+        z, qs = target[part], [draft[part] for draft in drafts]
+        found = _compare(z, qs, temperature, None if completed is None else completed[part])
+        if sampled is not None:
+            found |= _sampled(z, qs[0], sampled)
+        parts.append(found)
+    return {name: torch.cat([found[name] for found in parts]) for name in parts[0]}
+
+
+def _compare(
+    target: Tensor, drafts: Sequence[Tensor], temperature: float, completed: Tensor | None
+) -> Found:
+    first = argmax(target)[:, None]
+    log_p, p = _distribution(target, temperature)
+    depths = []
+    for draft in drafts:
+        token, rank = _drafted(target, draft)
+        depths.append({
+            "kl": _kl(log_p, p, draft, temperature),
+            "draft_token_id": token,
+            "draft_rank": rank,
+            "draft_log_prob": log_p.gather(1, token[:, None])[:, 0],
+            "argmax_rank": (draft >= draft.gather(1, first)).sum(1),
+        })  # fmt: skip
+    by_depth = {f"depth_{name}": torch.stack([d[name] for d in depths], 1) for name in AT_DEPTH}
+    found = depths[0] | by_depth
+    if completed is not None:  # KL(p||q') where q and q' have the same first choice, elsewhere inf
+        token = found["draft_token_id"][:, None]
+        first = completed.gather(1, token)[:, 0] >= completed.amax(1)
+        kl = _kl(log_p, p, completed, temperature)
+        found["full_kl"] = torch.where(first, kl, torch.inf)
+    return found
+
+
+def _distribution(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    z = logits.to(torch.float64, copy=True)
+    log_p = z.sub_(z.amax(1, keepdim=True)).div_(temperature)  # exact, whatever the size of z
+    p = log_p.exp()
+    total = p.sum(1, keepdim=True)
+    return log_p.sub_(total.log()), p.div_(total)
+
+
+def _kl(log_p: Tensor, p: Tensor, draft: Tensor, temperature: float) -> Tensor:
+    """Return KL(p||q) (B,), in nats: the sum of p (d + e^-d - 1) with d = log(p/q).
+
+    No term is negative, so little cancels where p and q nearly agree: the rounding is that of
+    p |d|, and p = q gives exactly 0.
+    """
+    missing = ((draft == -torch.inf) & (p > 0)).any(1)
+    if bool(missing.all()):  # of a head with a reduced vocabulary
+        return torch.full_like(p[:, 0], torch.inf)
+    log_q, q = _distribution(draft, temperature)
+    d = _zero_for_nan(log_q.sub_(log_p).neg_())  # of a token that both mask: 0
+    apart = torch.where(d.abs() < 1, torch.expm1(-d).mul_(p), q.sub_(p))
+    return _zero_for_nan(d.mul_(p)).add_(apart).sum(1).clamp_(min=0)
+
+
+def _sampled(target: Tensor, draft: Tensor, temperature: float) -> Found:
+    """Return the total variation, and the acceptance of exponential races with its lower bound.
+
+    One race has the same winner under p and q with probability sum_i 1 / sum_j max(p_j / p_i,
+    q_j / q_i) (arXiv 2504.15475, Lemma C.2 and its races). With the tokens sorted by decreasing
+    p/q, the maximum is p_j / p_i up to i and q_j / q_i after it: cumulated sums of p from the front
+    and of q from the back. The bound is sum p q / (p + q), equation (10) and Lemma C.1.
+    """
+    (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in (target, draft))
+    found = {
+        "sampled_tv": (p - q).abs().sum(1) / 2,
+        "sampled_harmonic_mean": _zero_for_nan(p * q / (p + q)).sum(1),
+    }
+    order = _decreasing(_zero_for_nan(log_p - log_q))  # of tied ratios, any
+    p, q = p.gather(1, order), q.gather(1, order)
+    after = torch.zeros_like(q)
+    after[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
+    below = p.cumsum(1).mul_(q).add_(after.mul_(p))
+    # a token without probability under p and q contributes nothing
+    found["sampled_erss_acceptance"] = _zero_for_nan(p.mul_(q).div_(below)).sum(1)
+    return found
+
+
+def _decreasing(values: Tensor) -> Tensor:
+    """Return the columns of each row by decreasing value; on a CPU NumPy sorts faster."""
+    if values.is_cuda:
+        return values.argsort(dim=1, descending=True)
+    return torch.from_numpy(np.argsort(values.neg().numpy(), axis=1))
+
+
+def _zero_for_nan(values: Tensor) -> Tensor:
+    """Put 0 for NaN, in place: 0 times an infinity, the difference of two, 0 divided by 0."""
+    return values.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the drafter's argmax, of tied ones that of worst target rank, and this rank."""
+    tied = draft == draft.amax(1, keepdim=True)
+    worst = torch.where(tied, target, torch.inf).amin(1, keepdim=True)
+    token = draft.shape[1] - 1 - argmax((tied & (target == worst)).flip(1).float())
+    return token, ranks_of(token, target)

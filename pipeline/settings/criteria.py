@@ -1,0 +1,89 @@
+"""The rules of `criteria`: by name one rule, or a list of rules; lists as values multiply.
+
+A file of conf/criteria puts its rules under its own name, so `criteria=[paper,mine]` has those of
+both. What else stands beside them is a parameter that rules refer to: `criteria.t`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from analysis.rule_config import EXAMPLE, expand, to_mapping
+from analysis.rules import Rule, Tree
+from pipeline.core.errors import PipelineError
+from pipeline.core.files import file_digest
+
+
+def build_rules(criteria: Any) -> list[Rule]:
+    """Return all rules of `criteria`, in order."""
+    rules = [rule for built in _by_name(criteria).values() for rule in built]
+    labels = [rule.label for rule in rules]
+    if not labels:
+        raise PipelineError(f"criteria has no rule: give one, +criteria.mine='{EXAMPLE}'")
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise PipelineError(f"criteria: {', '.join(twice)} is given twice")
+    return rules
+
+
+def decoded_rules(criteria: Any) -> list[Rule]:
+    """Return the rules that a method with `rule: criteria` decodes with.
+
+    These are the single ones. A list of rules is certified only, and so is a rule that judges
+    neither drafted tokens nor trees.
+    """
+    return [
+        rule
+        for name, built in _by_name(criteria).items()
+        if isinstance(criteria[name], Mapping)
+        for rule in built
+        if rule.judges_tokens or isinstance(rule, Tree)
+    ]
+
+
+def rule_entries(rule: Rule) -> dict[str, Any]:
+    """Return a rule as JSON values; of a user's own with the digest of its file."""
+    if not rule.own:
+        return {"rule": to_mapping(rule)}
+    return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
+
+
+def judged_by_logs(rule: Rule) -> bool:
+    """Whether a rule can be judged by rounded log-probabilities: no raw logits, no own counts."""
+    return isinstance(rule, Tree) or type(rule).accepted_count is Rule.accepted_count
+
+
+def _by_name(criteria: Any) -> dict[str, list[Rule]]:
+    if not isinstance(criteria, Mapping):
+        raise PipelineError(
+            f"criteria={criteria!r} is not allowed: give rules by name, +criteria.mine='{EXAMPLE}'"
+        )
+    rules, others = dict[str, list[Rule]](), dict[str, Any]()
+    for name, entry in criteria.items():
+        entries = entry if isinstance(entry, list) else [entry]
+        if all(isinstance(item, Mapping) for item in entries):
+            with mistakes(f"criteria.{name}"):
+                rules[name] = expand(entries)
+        else:
+            others[name] = entry
+    taken = [pair for built in rules.values() for rule in built for pair in rule.parameters.items()]
+    for name, value in others.items():
+        values = value if isinstance(value, list) else [value]
+        if value is not None and not all((name, one) in taken for one in values):
+            raise PipelineError(
+                f"criteria.{name}={value} is neither a rule nor a parameter that one takes: give a "
+                f"rule a name, +criteria.mine='{EXAMPLE}', in a file mine: {EXAMPLE}"
+            )
+    return rules
+
+
+@contextmanager
+def mistakes(key: str = "criteria") -> Iterator[None]:
+    """Raise what is wrong with a rule as an error of a configuration key."""
+    try:
+        yield
+    except ValueError as error:
+        raise PipelineError(f"{key}: {' '.join(str(error).split())}") from error

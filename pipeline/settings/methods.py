@@ -1,0 +1,345 @@
+"""Decoding methods: drafter, acceptance, draft length, temperature and tree, from configuration.
+
+`decoding.methods` holds them by name. A rule stands where it is used,
+``{drafter: model, rule: additive, t: 0.1, draft_length: 4}``; a list as a value multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from analysis.rule_base import CHECKED
+from analysis.rule_config import TARGET, build, check_keys, checked, product, rule_class, to_mapping
+from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.trees import topology
+from analysis.trees.topology import DynamicTree, Topology, optimal
+from pipeline.core.errors import PipelineError
+from pipeline.settings.criteria import rule_entries
+
+DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
+BASELINE = "autoregressive"
+SPECULATIVE = "speculative"
+RACES = "races"  # the sampling whose baseline needs noise of its own
+ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
+SAMPLINGS = {
+    SPECULATIVE: "speculative sampling",
+    ARGMAX: "speculative sampling, argmax drafts",
+    RACES: "exponential races",
+}
+DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
+SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and how it is printed
+    "sequence": ((), "sequence"),
+    "batch": (("width",), "batch of {width}"),
+    "symmetric": (("width",), "symmetric, {width} wide"),
+    "spec_infer": ((), "SpecInfer's tree"),
+    "optimal": (("nodes",), "tau* of {nodes}"),
+    DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
+}
+MOST_NODES = 4096  # of a tree: a verification reads them all
+MOST_OF_CRITERIA = 64  # nodes of the tree that verifies a tree rule of `criteria`
+CRITERIA = "criteria"  # the rule that stands for those of `criteria`
+KEY = "decoding.methods"
+EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
+OF_METHOD = ("drafter", "draft_length", "sampling", "temperature")
+OF_TREE = ("width", "nodes")
+Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
+
+
+@dataclass(frozen=True, config=CHECKED)
+class DraftTree:
+    """The shape of a method's drafts, without its draft length."""
+
+    # one of SHAPES
+    shape: Literal["sequence", "batch", "symmetric", "spec_infer", "optimal", "dynamic"]
+    # children of a token (batch, symmetric); of a dynamic tree also tokens with children
+    width: Few | None = None
+    nodes: Few | None = None  # drafted tokens (optimal, dynamic)
+    # R over sibling indices (optimal), once stage drafts has measured it
+    acceptance: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [key for key in OF_TREE if getattr(self, key) is not None]
+        keys = SHAPES[self.shape][0]
+        check_keys(given, keys, f"tree: {self.shape}")
+        for key in keys:
+            if key not in given:
+                raise ValueError(f"tree: {self.shape}: the key {key!r} is missing")
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether its shape depends on the measurements of stage drafts."""
+        return self.shape == "optimal" and self.acceptance is None
+
+    @property
+    def shown(self) -> str:
+        """The shape as printed, without its depth."""
+        return SHAPES[self.shape][1].format(width=self.width, nodes=self.nodes)
+
+    @lru_cache  # noqa: B019  frozen
+    def topology(self, draft_length: int) -> Topology | DynamicTree:
+        """Return the tree in level order, or how it grows, of at most `draft_length` levels.
+
+        Raises:
+            ValueError: there is none, or it is too large.
+        """
+        width, nodes = self.width or 0, self.nodes or 0
+        growth = DynamicTree(width, nodes, draft_length)
+        if self.shape == "batch" and draft_length > 1:
+            raise ValueError(f"draft_length={draft_length} is not allowed: give 1 for tree: batch")
+        size = {
+            "symmetric": sum(width**level for level in range(1, draft_length + 1)),
+            "spec_infer": 3 * draft_length,
+            DYNAMIC: growth.read,
+        }.get(self.shape, draft_length)
+        if size > MOST_NODES:
+            raise ValueError(
+                f"{self.shown}, draft_length={draft_length} is not allowed: the drafter would read "
+                f"{size:.4g} tokens a call; give a tree of at most {MOST_NODES}"
+            )
+        make: Mapping[str, Callable[[], Topology]] = {
+            "sequence": lambda: topology.sequence(draft_length),
+            "batch": lambda: topology.batch(width),
+            "symmetric": lambda: topology.symmetric(width, draft_length),
+            "spec_infer": lambda: topology.spec_infer(draft_length),
+            "optimal": lambda: optimal(self.acceptance or (), nodes, draft_length),
+        }
+        return growth if self.shape == DYNAMIC else make[self.shape]().by_level()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the configured keys as plain values; they identify the tree."""
+        return {"tree": self.shape} | {key: getattr(self, key) for key in SHAPES[self.shape][0]}
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Method:
+    """One way to decode."""
+
+    # model, prompt_lookup, or none for the baseline
+    drafter: Literal["model", "prompt_lookup", "none"]
+    # drafted tokens a call, of a tree in a row; 0 for the baseline
+    draft_length: Annotated[int, Field(ge=0, le=MOST_NODES)]
+    rule: Rule | None = None  # the acceptance rule, None for the baseline and for sampling alone
+    # the sampling scheme, None for a rule alone. A baseline has races if its methods race, so that
+    # its tokens come from the same race
+    sampling: Literal["speculative", "argmax", "races"] | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0  # 0 is greedy
+    tree: DraftTree | None = None  # the shape of its drafts; None is a chain
+
+    @property
+    def drafts_most_probable(self) -> bool:
+        """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
+
+        MARS draws the drafts of chains.
+        """
+        mars = self.rule is not None and self.tree is not None
+        return self.temperature > 0 and (self.sampling == ARGMAX or mars)
+
+    @property
+    def topology(self) -> Topology | DynamicTree | None:
+        """The shape of its drafts in level order, or how it grows; None is a chain."""
+        return None if self.tree is None else self.tree.topology(self.draft_length)
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether the shape of its tree depends on the measurements of stage drafts."""
+        return self.tree is not None and self.tree.needs_drafts
+
+    @property
+    def name(self) -> str:
+        """The method as printed in lines, without draft length and temperature."""
+        if self.drafter == "none":
+            scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
+        else:
+            scheme = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
+        return scheme + "".join(f" ({text})" for text in self._drafting)
+
+    @property
+    def title(self) -> str:
+        """The method as printed in tables: its rule is written as in the papers."""
+        if self.rule is None:
+            return self.name[:1].upper() + self.name[1:]
+        return ", ".join([self.rule.title, *self._drafting])
+
+    @property
+    def scheme(self) -> str:
+        """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
+        if self.rule is None:
+            name = SAMPLINGS.get(str(self.sampling), BASELINE)
+            return name + "".join(f" ({text})" for text in self._shape)
+        title = self.rule.title
+        is_name = title[:2].isupper() or title.startswith("Medusa")
+        name = title if is_name else title[:1].lower() + title[1:]
+        return ", ".join([name, *self._shape])
+
+    @property
+    def _drafting(self) -> list[str]:
+        drafter = DRAFTERS.get(self.drafter, "")
+        return [drafter, *self._shape] if drafter else self._shape
+
+    @property
+    def _shape(self) -> list[str]:
+        return [] if self.tree is None or isinstance(self.rule, Tree) else [self.tree.shown]
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is that of the target, or distributed like it."""
+        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the method as plain values, for `read_method`, without the measured rates."""
+        mapping = {key: getattr(self, key) for key in OF_METHOD}
+        if self.rule is not None:
+            mapping["rule"] = to_mapping(self.rule)
+        return mapping if self.tree is None else mapping | self.tree.to_mapping()
+
+
+def method_entries(method: Method) -> dict[str, Any]:
+    """Return a method as settings of an artifact: with the digest of the file of a user's rule."""
+    return method.to_mapping() | ({} if method.rule is None else rule_entries(method.rule))
+
+
+def read_method(mapping: Mapping[str, Any]) -> Method:
+    """Return the method of a mapping of `Method.to_mapping`; other keys are ignored."""
+    rule = None if mapping.get("rule") is None else build(mapping["rule"])
+    values = {key: mapping[key] for key in OF_METHOD}
+    return Method(**values, rule=rule, tree=_tree(mapping, "method"))
+
+
+def baseline(method: Method) -> Method:
+    """Return the target alone as `method` is compared with it: with the same noise.
+
+    Races decode token for token what the target alone decodes with the same race, so they have
+    a baseline of their own; all other methods of a temperature share one.
+    """
+    races: Any = RACES if method.sampling == RACES else None
+    return Method("none", 0, None, races, method.temperature)
+
+
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
+    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
+    alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
+    return [*alone, *methods]
+
+
+def build_methods(
+    entries: Any, criteria: Sequence[Rule], draft_length: int | None = None
+) -> list[Method]:
+    """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
+
+    An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for; a
+    method of these that is decoded anyway is left out. `draft_length` replaces that of every
+    method, unless it is None; methods that differ in nothing else become one.
+    """
+    given = entries if isinstance(entries, Mapping) else {}
+    named = {name: entry for name, entry in given.items() if entry is not None}
+    if not named:
+        raise PipelineError(
+            f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
+        )
+    where = dict[Method, str]()  # of each method, where it stands
+    for name in sorted(named, key=lambda name: _of_criteria(named[name])):  # these last
+        for method in _built(named[name], criteria, f"{KEY}.{name}"):
+            if method not in where:
+                where[method] = f"{KEY}.{name}"
+            elif not _of_criteria(named[name]):
+                raise PipelineError(f"{KEY}.{name}: {method.name} is given twice")
+    if draft_length is not None:
+        where = {_of_length(method, draft_length): place for method, place in where.items()}
+    for method, place in where.items():
+        if fault := _contradiction(method):
+            raise PipelineError(f"{place}: {fault}")
+    return list(where)
+
+
+def _of_criteria(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and entry.get("rule") == CRITERIA
+
+
+def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
+    if not isinstance(entry, Mapping):
+        raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
+    try:
+        for point in product(entry):
+            if not _of_criteria(point):
+                yield _method(point, where)
+                continue
+            del point["rule"]
+            for rule in criteria:
+                method = _method(point, where, rule)
+                yield _of_length(method, method.draft_length)
+    except ValueError as error:
+        said = str(error)
+        raise PipelineError(said if said.startswith(where) else f"{where}: {said}") from error
+
+
+def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
+    """Return the method of an entry without lists; a rule that is given stands for its own."""
+    mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
+    kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
+    names = [] if kind is None else [spec.name for spec in fields(kind)]
+    check_keys(parameters, [*OF_METHOD, "rule", "tree", *OF_TREE, *names], where)
+    rule = build(mine) if kind is not None else rule
+    tree = _tree(entry, where)
+    if isinstance(rule, Tree):
+        if tree is not None:
+            raise ValueError("rule: tree is greedy on a symmetric tree of width m: leave out tree")
+        tree = DraftTree("symmetric", rule.m)
+    given = {key: entry[key] for key in OF_METHOD if key in entry}
+    return checked(Method, given | {"rule": rule, "tree": tree}, where)
+
+
+def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
+    given = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
+    if mapping.get("tree") is None:
+        for key, value in given.items():
+            raise ValueError(f"{where}.{key}={value} is not allowed without tree")
+        return None
+    return checked(DraftTree, {"shape": mapping["tree"], **given}, where)
+
+
+def _of_length(method: Method, length: int) -> Method:
+    if isinstance(method.rule, Tree):
+        sizes = accumulate(method.rule.m**level for level in range(1, MOST_OF_CRITERIA + 1))
+        deepest = sum(size <= MOST_OF_CRITERIA for size in sizes)
+        length = min(length, max(deepest, 1))
+    return replace(method, draft_length=length)
+
+
+def _contradiction(method: Method) -> str:
+    """Return what contradicts in a configured method; empty if nothing does."""
+    rule, tree, warm = method.rule, method.tree, method.temperature > 0
+    if method.drafter == "none" or method.draft_length < 1:
+        return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
+    if (rule is None) == (method.sampling is None):
+        return f"give either rule or sampling ({', '.join(SAMPLINGS)})"
+    if rule is None and not warm:
+        return "temperature=0 samples nothing: give a number above 0, or rule: greedy"
+    if rule is not None and warm and not rule.samples:
+        return (
+            f"temperature={method.temperature:g} is not allowed: give 0 for a rule; above 0 only "
+            "mars, speculative sampling and races are defined"
+        )
+    if not (rule is None or rule.judges_tokens or isinstance(rule, Tree)):
+        return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
+    if tree is None:
+        return ""
+    if method.drafter != "model":
+        return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
+    if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
+        return (
+            "sampling=speculative is not lossless where nodes are chosen by what was drawn: give "
+            "sampling: races, rule: greedy, or a tree of fixed shape"
+        )
+    try:
+        if not tree.needs_drafts:
+            tree.topology(method.draft_length)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,118 @@
+"""Writes tables, figures and one page that shows them.
+
+Files: ``index.html``, the page; ``tables/*.csv`` and ``.tex``; ``figures/*.pdf`` and ``.png``. They
+hold no date and no path. ``timings/`` holds what depends on the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis.report.bounds_table import bounds_table, compared_level
+from analysis.report.decoding_tables import (
+    accuracy_sections,
+    comparison_table,
+    decoding_table,
+    speed_table,
+)
+from analysis.report.drafter_tables import (
+    acceptance_table,
+    depth_table,
+    margin_figure,
+    parts_table,
+    rules_figure,
+)
+from analysis.report.mars_figures import ratios_figure, thresholds_figure
+from analysis.report.paper_figures import figure1, survival_figure
+from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
+from analysis.report.published import TABLE2, published_section
+from analysis.report.table import Section, Table
+from analysis.report.tree_tables import trees
+from analysis.rules import StrictGreedy
+from pipeline.core.shards import progress_bar
+from pipeline.core.stage import Inputs, Out, Task
+from pipeline.stages.report.inputs import Content, comparisons, margins_of, read_content
+from pipeline.stages.report.page import page_files
+from pipeline.stages.report.setup_text import extent
+
+
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Write the report of a study."""
+    content = read_content(task, inputs)
+    out.facts["targets"] = [target.label for target in content.targets]
+    if not set(TABLE2) <= set(task.runtime.rules):
+        print("The paper's tables lack rules: criteria=[paper,NAME] has them, too", flush=True)
+    sections = [section for section in sections_of(content) if any(section.items)]
+    items = [(section, item) for section in sections for item in section.items if item is not None]
+    files: dict[str, bytes] = {}
+    label = f"report {task.settings['study']}"
+    with progress_bar(len(items), "table or figure", label) as bar:
+        for section, item in items:
+            files |= {f"{section.place}{path}": text for path, text in item.files().items()}
+            bar.update()
+    files |= page_files(content, sections, files)
+    for name, text in files.items():
+        path = out.directory / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(text)
+    untimed = [item for section, item in items if not section.timed]
+    out.facts["tables"] = [item.name for item in untimed if isinstance(item, Table)]
+    out.facts["figures"] = [item.name for item in untimed if not isinstance(item, Table)]
+
+
+def sections_of(content: Content) -> Iterator[Section]:
+    """Yield the sections of a report, in their order."""
+    results, statistics = content.results, content.task.runtime.statistics
+    yield certificates_section(content)
+    if results.drafter:
+        yield Section(
+            f"Will {results.drafter} be accepted?",
+            [
+                margin_figure(margins_of(content.targets), StrictGreedy().title),
+                rules_figure(results),
+                acceptance_table(results),
+                parts_table(results),
+                depth_table(results),
+            ],
+        )
+    decoded, speeds = content.decoded, content.speeds
+    if decoded:
+        title = f"How it decodes with {results.drafter}"
+        table, figure = trees(decoded, statistics)
+        shown = [decoding_table(decoded, statistics), table, figure, ratios_figure(decoded)]
+        yield Section(title, shown, extent(decoded, content.sources))
+        timed = [
+            comparison_table(decoded, speeds),
+            speed_table(decoded, speeds),
+            thresholds_figure([pair.target for pair in decoded], speeds, "agreement"),
+        ]
+        yield Section(f"{title}: speed", timed, timed=True)
+    if content.answered:
+        scored = content.answered, content.accuracies, content.task.settings["margin"]
+        yield from accuracy_sections(results.drafter, *scored, statistics.confidence)
+    published = published_section(results)
+    if published is not None:
+        yield published
+
+
+def certificates_section(content: Content) -> Section:
+    """Return the section on the certificates, with all that it shows in the paper's order."""
+    results, targets = content.results, content.targets
+    pairs = zip(targets, content.sources, strict=True)
+    compared = {target.label: comparisons(target, source) for target, source in pairs}
+    items = [
+        table1(results),
+        figure1({target.label: target.top[1] for target in targets}),
+        table2(results),
+        survival_figure(2, targets),
+        table3(results),
+        survival_figure(3, targets),
+        survival_figure(4, targets),
+        table4(results),
+        survival_figure(5, targets),
+        *(run_length_table(results, at) for at in range(len(targets))),
+        table7(results),
+        bounds_table(compared, compared_level(results["runs"]["eps"])),
+        None if results.drafter else parts_table(results),
+    ]
+    return Section("Certificates", items)

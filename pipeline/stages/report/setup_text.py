@@ -1,0 +1,144 @@
+"""Describes how the numbers were made, from the records of artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.decoding.metrics import Decoded
+from analysis.report.published import PAPERS
+from analysis.report.results import Target
+from analysis.statistics.bootstrap import Resampling
+from pipeline.core.stage import Artifact
+from pipeline.stages.report.inputs import Source
+
+WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
+    "distributions.model.hub": "model",
+    "distributions.model.commit": "its commit",
+    "distributions.model.content": "model, digest of its files",
+    "distributions.model.dtype": "weights",
+    "distributions.model.head_dtype": "final projection",
+    "distributions.log": "log of the target",
+    "distributions.values": "values of the log",
+    "distributions.log_prob_error": "largest error of its log-probabilities, nats",
+    "prompts.source.hub": "source of the prompts",
+    "prompts.source.commit": "commit of that source",
+    "prompts.source.content": "source of the prompts, digest of its files",
+    "prompts.split": "split of that source",
+    "prompts.seed": "seed of the draw",
+    "prompts.min_tokens": "tokens of a prompt, at least",
+    "prompts.max_tokens": "tokens of a prompt, at most",
+    "prompts.template": "template of the prompts",
+    "prompts.enable_thinking": "thinking enabled",
+    "distributions.steps": "tokens of an answer, at most",
+    "distributions.temperature": "temperature of the answers (0: greedy)",
+    "distributions.certified_temperature": "temperature of the certified distributions",
+    "distributions.k": "stored tokens a step, the most probable",
+    "distributions.vocab_size": "tokens of the vocabulary",
+    "drafts.drafter.hub": "drafter",
+    "drafts.drafter.commit": "commit of the drafter",
+    "drafts.drafter.content": "drafter, digest of its files",
+    "drafts.drafter.dtype": "weights of the drafter",
+    "drafts.drafter.head_dtype": "final projection of the drafter",
+}
+MESSAGE = "prompt of a conversation"
+OPEN = (  # settings that the paper does not state
+    *("prompts.split", "prompts.max_tokens", "prompts.seed", "prompts.template"),
+    *("prompts.enable_thinking", "distributions.temperature"),
+    *("distributions.model.dtype", "distributions.model.head_dtype"),
+)
+
+
+def introduction(setups: Mapping[str, Mapping[str, str]], statistics: Resampling) -> list[str]:
+    """Return the paragraphs that a reader of any table must know, from `setup` of each target."""
+    texts = [
+        "The certificate R of a step is the least KL(p‖q), in nats, at which the rule can reject "
+        "the drafter's most probable token; a step is certified at ε when R > ε. Where R is an "
+        "interval, its lower end counts; in the CSV files inf means that nothing can be rejected.",
+        f"Statistics are over decoding steps, with {100 * statistics.confidence:g} % bootstrap "
+        f"intervals over prompts ({statistics.resamples} resamples): docs/method.md.",
+    ]
+    of_paper = next((facts for name, facts in setups.items() if name in PAPERS), None)
+    if of_paper is None:
+        return texts
+    names = [MESSAGE, *(WORDS[key] for key in OPEN)]
+    ours = "; ".join(f"{name}: {of_paper[name]}" for name in names if name in of_paper)
+    return [
+        *texts,
+        "Published values are those that the paper prints (arXiv 2606.30265v1), of its own prompts "
+        "and set-up. No number here is tuned to them.",
+        f"The paper does not state these settings, which are ours: {ours}.",
+    ]
+
+
+def setup(target: Target, source: Source) -> dict[str, str]:
+    """Return the settings behind a target's numbers, in words."""
+    named = {words: _value(source, key) for key, words in WORDS.items()}
+    drawn = "log" not in source.tasks["prompts"].settings
+    excluded = source.artifacts["prompts"].facts["excluded"]
+    rows = [f"{of['rows'] if drawn else of} {why}" for why, of in excluded.items()]
+    return {
+        "decoding steps": str(len(target.tokens)),
+        "prompts": str(target.bootstrap.count),
+        **{words: _as_text(value) for words, value in named.items() if value is not None},
+        **({MESSAGE: "its first user message"} if drawn else {}),
+        **({"excluded rows": ", ".join(rows)} if rows else {}),
+    }
+
+
+def _value(source: Source, name: str) -> Any:
+    """Return a fact or, where there is none, a setting of a stage by its dotted name, or None."""
+    stage, *path = name.split(".")
+    if stage not in source.tasks:
+        return None
+    for entries in (source.artifacts[stage].facts, source.tasks[stage].settings):
+        found: Any = entries
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    digest = len(text) == 64 and set(text) <= set("0123456789abcdef")  # a commit is printed whole
+    return text[:12] if digest else text
+
+
+def machine(artifact: Artifact) -> str:
+    """Return when and where an artifact was made, and with which versions, as one line."""
+    record, facts = artifact.record, artifact.facts
+    versions = [
+        f"{name} {record['versions'][name]}" for name in ("python", "torch", "transformers")
+    ]
+    parts = [
+        record.get("date"),
+        record.get("processor"),
+        facts.get("device") if facts.get("device") != "cpu" else None,
+        f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None,
+        record["platform"],
+        *versions,
+        record["git"] and f"commit {record['git'][:10]}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
+    """Return the number of prompts and tokens behind each method's numbers."""
+    lines = []
+    for answers, source in zip(decoded, sources, strict=True):
+        tokens = answers.data.groupby("run")["n_tokens"].sum()
+        least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
+        failed = source.artifacts["decoding"].facts["failed_prompts"]
+        lines.append(
+            f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
+            f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
+            f"{source.tasks['decoding'].settings['steps']} tokens each, batch size 1: "
+            f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
+        )
+    return lines
