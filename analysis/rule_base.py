@@ -167,7 +167,7 @@ class Rule:
         """Return (N,) whether the rule's test is undefined at a step; nowhere by default."""
         return np.zeros(len(dist), dtype=np.bool_)
 
-    def form(self, dist: TopK, /) -> Cut | Counts:
+    def acceptance_test(self, dist: TopK, /) -> Cut | Counts:
         """Return the acceptance test: what `cut` or `accepted_count` says, checked.
 
         Raises:
@@ -211,7 +211,7 @@ class Rule:
             RuleError: the count is unknown, the token is not among the stored ones, and the
                 rule has no threshold for its probability.
         """
-        form = self.form(dist) if count is None else count
+        form = self.acceptance_test(dist) if count is None else count
         if isinstance(form, Cut):
             return form.accepts(dist, rank, log_prob)
         accepted = np.asarray(rank <= np.where(form < 0, dist.k, form))

@@ -21,9 +21,9 @@ from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sampling import Greedy
-from pipeline.decoding.verification import Match
-from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.decoding.sampling import GreedySampler
+from pipeline.decoding.verification import ExactMatch
+from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import load_pair
 from pipeline.study import Study
@@ -44,7 +44,9 @@ def time_decoding(words: list[str]) -> None:
     steps, device = settings["steps"], target.device
 
     def own(source: Callable[[], Drafter], count: int) -> Decoder:
-        return lambda ids: decode(target, source(), Match(Greedy()), ids, count, steps).tokens
+        return lambda ids: (
+            decode(target, source(), ExactMatch(GreedySampler()), ids, count, steps).tokens
+        )
 
     ways = {
         "target alone, this project": own(lambda: Drafter(device), 0),
@@ -52,7 +54,7 @@ def time_decoding(words: list[str]) -> None:
     }
     lookup = PromptLookup(settings["lookup"], device, settings["lookup_match"])
     for gamma in map(int, lengths.split(",")):
-        ways[f"the drafter, {gamma}"] = own(lambda: model_drafter(drafter, Greedy()), gamma)
+        ways[f"the drafter, {gamma}"] = own(lambda: model_drafter(drafter, GreedySampler()), gamma)
         ways[f"prompt look-up, {gamma}"] = own(lambda: lookup, gamma)
         ways[f"transformers, {gamma}"] = generate(target, steps, drafter, gamma)
     print(
@@ -63,11 +65,11 @@ def time_decoding(words: list[str]) -> None:
 
 
 def generate(
-    target: LanguageModel, steps: int, drafter: LanguageModel | HiddenDrafter | None, gamma: int
+    target: LanguageModel, steps: int, drafter: LanguageModel | Eagle3Drafter | None, gamma: int
 ) -> Decoder:
     """Return transformers' greedy generation, with `gamma` drafted tokens a call."""
     options = {}
-    if isinstance(drafter, HiddenDrafter):
+    if isinstance(drafter, Eagle3Drafter):
         options["prompt_lookup_num_tokens"] = gamma
     elif drafter is not None:
         options["assistant_model"] = drafter.module

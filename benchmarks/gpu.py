@@ -30,13 +30,13 @@ from analysis.trees.topology import symmetric
 from pipeline.core.workers import out_of_memory
 from pipeline.decoding.drafters import Drafter, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sampling import Greedy
-from pipeline.decoding.verification import Match
+from pipeline.decoding.sampling import GreedySampler
+from pipeline.decoding.verification import ExactMatch
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.devices import describe_device, peak_memory
-from pipeline.models.language_model import Head, linear_of
+from pipeline.models.language_model import LMHead, linear_of
 from pipeline.models.loading import LanguageModel, wrap
-from pipeline.models.logit_statistics import Found, logit_statistics
+from pipeline.models.logit_statistics import StatisticsColumns, logit_statistics
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
@@ -87,7 +87,7 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
     return model, random_prompts(16, 300, model.vocab_size)
 
 
-def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
+def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> StatisticsColumns:
     """Decode greedily, and return the stored columns on the host."""
     out = decode_batch(model, prompts, GREEDY | {"steps": steps}, lambda _: None)
     return {name: tensor.cpu() for name, tensor in out.items()}
@@ -115,7 +115,7 @@ def head_and_statistics(device: torch.device) -> str:
     """Check the product in bfloat16 and the statistics against those of the CPU."""
     torch.manual_seed(1)
     hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
-    head = Head(linear_of(weight.to(device), None), torch.float32)
+    head = LMHead(linear_of(weight.to(device), None), torch.float32)
     on_device = head(hidden.to(device)).cpu()
     product = (on_device - hidden.double() @ weight.double().T).abs().max().item()
     assert product <= 1e-3, f"logits are {product:.3g} apart"
@@ -134,11 +134,14 @@ def loop_emits_the_target(device: torch.device) -> str:
     model, prompts = small(device, "float32")
     drafters = [
         Drafter(device),
-        model_drafter(model, Greedy()),
-        model_drafter(model, Greedy(), symmetric(2, 3).by_level()),
+        model_drafter(model, GreedySampler()),
+        model_drafter(model, GreedySampler(), symmetric(2, 3).by_level()),
     ]
     plain, *drafted = (
-        [decode(model, drafter, Match(Greedy()), ids, 3, STEPS).tokens for ids in prompts.values()]
+        [
+            decode(model, drafter, ExactMatch(GreedySampler()), ids, 3, STEPS).tokens
+            for ids in prompts.values()
+        ]
         for drafter in drafters
     )
     assert all(answers == plain for answers in drafted), "drafts change the answers"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
-from pipeline.core.errors import PipelineError, command, first_line, noted, say
+from pipeline.core.errors import PipelineError, collect_errors, command, first_line, raise_collected
 from pipeline.core.paths import ROOT
 from pipeline.inputs import hub
 from pipeline.inputs.prompt_files import KEY, source_files
@@ -24,7 +24,7 @@ from pipeline.study import models_named
 def fetch(config: schema.Config) -> None:
     """Fetch missing files, and print the commit and the folder of each model and data set."""
     problems, prompts = list[str](), config.prompts
-    with noted(problems):
+    with collect_errors(problems):
         _fetch(
             *(KEY, prompts.source, prompts.revision, "dataset"),
             lambda commit: source_files(prompts.source, commit, prompts.split)[0].parent,
@@ -32,14 +32,14 @@ def fetch(config: schema.Config) -> None:
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
         patterns = hub.HEAD_FILES if head else hub.MODEL_FILES
-        with noted(problems):
+        with collect_errors(problems):
             if ROOT / model.path == hub.SMOLLM2:
                 from tools import smollm2
 
                 smollm2.make()
             weights = partial(hub.hub_files, model.path, patterns=patterns, key=key)
             _fetch(key, model.path, model.revision, "model", weights)
-    say(problems)
+    raise_collected(problems)
 
 
 def _fetch(

@@ -19,7 +19,7 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf import schema
 from conf.schema import DrafterConfig, ModelConfig
-from pipeline.core.errors import PipelineError, noted, say
+from pipeline.core.errors import PipelineError, collect_errors, raise_collected
 from pipeline.core.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.core.store import Store, relative
 from pipeline.inputs.hub import Identities, local_file, local_path
@@ -60,7 +60,7 @@ class Study:
         self.config = settings_of(composed(overrides) if config is None else config)
         self.store = Store(Path(self.config.outputs) / "artifacts")
         self.identities = Identities(self.store.root / ".identities.json")
-        with noted(problems):
+        with collect_errors(problems):
             self.rules = build_rules(self.config.criteria)
             self.decoded = decoded_rules(self.config.criteria)
         if not self.config.targets:
@@ -71,20 +71,20 @@ class Study:
         self.wanted = _closure(self.config.stage)
         self.targets = list(self.config.targets)
         for name, stage in STAGES.items():
-            with noted(problems):
+            with collect_errors(problems):
                 if name in self.wanted and stage.check is not None:
                     stage.check(self)
         look = local_file if self.config.distributions.source == "logs" else local_path
         for key, model in models_named(self.config).items():
-            with noted(problems):
+            with collect_errors(problems):
                 look(model.path, key)
         if not self.rules:  # the rules are wrong: nothing that takes them can be planned
-            say(problems)
+            raise_collected(problems)
         self.tasks: dict[str, list[Task]] = {}
-        with noted(problems):
+        with collect_errors(problems):
             for name, stage in STAGES.items():
                 self.tasks[name] = list(stage.plan(self)) if name in self.wanted else []
-        say(problems)
+        raise_collected(problems)
 
     @property
     def statistics(self) -> Resampling:

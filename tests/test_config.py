@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline import cli, solve
-from pipeline.core.errors import PipelineError, noted, one_line
+from pipeline.core.errors import PipelineError, collect_errors, one_line
 from pipeline.core.paths import CONF
 from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
 from pipeline.settings.criteria import build_rules
@@ -24,7 +24,7 @@ def mini(*overrides):
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group, option):
     config = mini(f"{'+target' if group == 'target' else group}={option}")
-    with noted(problems := list[str]()):
+    with collect_errors(problems := list[str]()):
         assert build_rules(settings_of(config).criteria)
     assert all(re.fullmatch(r"\S+\.(path|source) must be given", one) for one in problems)
 

@@ -40,13 +40,16 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
     trajectories = steps.trajectories
     rows = [
-        _row("acceptance", *bootstrap.share(accepted)),
-        _row("certified", *bootstrap.share(certified)),
-        _row("coverage", *bootstrap.share(certified, accepted)),
-        _row("departure", *bootstrap.share(departs)),
-        _row("probability_given_up", *bootstrap.share(np.where(departs, steps.given_up, 0.0))),
-        _row("empty", *bootstrap.share(np.isinf(judgement.lower))),
-        _row("inexact", *bootstrap.share(judgement.lower < judgement.upper)),
+        _row("acceptance", *bootstrap.ratio_interval(accepted)),
+        _row("certified", *bootstrap.ratio_interval(certified)),
+        _row("coverage", *bootstrap.ratio_interval(certified, accepted)),
+        _row("departure", *bootstrap.ratio_interval(departs)),
+        _row(
+            "probability_given_up",
+            *bootstrap.ratio_interval(np.where(departs, steps.given_up, 0.0)),
+        ),
+        _row("empty", *bootstrap.ratio_interval(np.isinf(judgement.lower))),
+        _row("inexact", *bootstrap.ratio_interval(judgement.lower < judgement.upper)),
         _row("slack_median", *_quantile(bootstrap, slacks(judgement.lower, steps.kl))),
         _per_call("measured_per_call", judgement.accepted_by_depth, trajectories, bootstrap),
         _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
@@ -78,7 +81,7 @@ def stochastic_statistics(
     """
     schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
     return [
-        {"rule": scheme, **_row("acceptance", *bootstrap.share(accepted))}
+        {"rule": scheme, **_row("acceptance", *bootstrap.ratio_interval(accepted))}
         for scheme, accepted in schemes.items()
     ]
 
@@ -98,8 +101,8 @@ def depth_statistics(
     ]
     for found in judgements:
         keys = {"rule": found.rule.label, "depth": depth}
-        rows.append(keys | _row("acceptance", *bootstrap.share(found.accepted)))
-        rows.append(keys | _row("certified", *bootstrap.share(found.certified)))
+        rows.append(keys | _row("acceptance", *bootstrap.ratio_interval(found.accepted)))
+        rows.append(keys | _row("certified", *bootstrap.ratio_interval(found.certified)))
     return rows
 
 
@@ -108,7 +111,9 @@ def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> Row:
 
     A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
     """
-    return {"rule": "", "depth": 0} | _row("finite", *bootstrap.share(np.isfinite(steps.kl)))
+    return {"rule": "", "depth": 0} | _row(
+        "finite", *bootstrap.ratio_interval(np.isfinite(steps.kl))
+    )
 
 
 def kl_needed(

@@ -23,7 +23,7 @@ import numpy as np
 from ..certificates.certify import certify
 from ..rule_config import ParameterRange
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, rank
+from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .judgement import CHUNK, Steps
@@ -135,7 +135,7 @@ def _solve(
         return most <= at
 
     draws = len(bootstrap.weights)
-    cut = int(rank((1 - bootstrap.confidence) / 2, draws))
+    cut = int(quantile_rank((1 - bootstrap.confidence) / 2, draws))
 
     def solution(goal: Goal) -> Solution:
         @cache

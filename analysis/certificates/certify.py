@@ -18,7 +18,7 @@ from ..rule_base import UNKNOWN, Counts, Cut, Rule
 from ..rule_config import check_k
 from ..rules import Tree
 from ..topk import Floats, TopK
-from .intervals import certify_forms, certify_rounded
+from .intervals import certify_rounded, certify_tests
 from .kernel import Certificates
 
 __all__ = ["Certificates", "certify", "extremal_draft"]
@@ -59,7 +59,7 @@ def certify(
     check_k(rules, dist.k, dist.vocab_size)
     if dist.log_prob_error is not None:
         return certify_rounded(dist, rules)
-    return certify_forms(dist, [_form(dist, rule) for rule in rules])
+    return certify_tests(dist, [_form(dist, rule) for rule in rules])
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
@@ -96,7 +96,7 @@ def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
     """Return a rule's test, whose limit on ranks leaves a stored token to reject."""
     if isinstance(rule, Tree):
         return rule
-    form = rule.form(dist)
+    form = rule.acceptance_test(dist)
     if isinstance(form, Cut):
         ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
         if dist.k < min(ranks, dist.vocab_size):
@@ -122,7 +122,7 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     beyond = np.where(accepted.all(axis=1), size, UNKNOWN)  # where all stored ones are accepted
     first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
     own = first == 0
-    result = certify_forms(dist, [np.where(own, 1, first)])
+    result = certify_tests(dist, [np.where(own, 1, first)])
     result.lower[own], result.upper[own] = 0.0, 0.0
     result.active_size[own], result.accepted_count[own] = 1, 0
     return result

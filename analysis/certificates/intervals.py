@@ -30,7 +30,7 @@ from ..topk import Floats, TopK
 from .bounds import phi
 from .kernel import Certificates, certify_stored
 
-MARGIN = 1e-12  # relative widening of an interval, far above the error of M
+WIDENING = 1e-12  # relative widening of an interval, far above the error of M
 TAIL_ERROR = 1e-9  # relative error allowed in T
 # the relative error of exp of a stored logarithm is about 1e-16 (1 + |logarithm|)
 ROUNDING = 16 * float(np.finfo(np.float64).eps)
@@ -40,7 +40,7 @@ ENTRIES = 2**17  # probabilities processed at a time
 Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lower
 
 
-def certify_forms(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+def certify_tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests, as intervals where they are not stored."""
     result = certify_stored(dist, forms)
     unknown, size = np.isnan(result.lower), max(1, ENTRIES // dist.k)
@@ -154,7 +154,7 @@ def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
 def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> Ends:
     """Return the ends of M for b in [low, high], which at most `most` unseen tokens exceed."""
     largest = stored.ratio(high * (1.0 + stored.error))
-    lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-MARGIN)
+    lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-WIDENING)
     upper = _upper(stored, low * (1.0 - stored.error), most)
     exact = (stored.tail < TINY) & (most == 0)
     if exact.any():
@@ -166,7 +166,7 @@ def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> En
 def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     """Return an upper bound of M of a token of at least b that `most` unseen ones may exceed."""
     tokens, last = stored.tokens, stored.ratio(b)
-    value, size = mode_cost(stored.p0, tokens, last, widen=MARGIN)
+    value, size = mode_cost(stored.p0, tokens, last, widen=WIDENING)
     rows = np.flatnonzero(size > tokens.shape[1])  # p_K exceeds the level: others may be active
     p0, last = stored.p0[rows], last[rows]
     mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - b[rows])
@@ -176,7 +176,7 @@ def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     of_rest = np.clip(rest / p0 - 1.0, last, at_p_k)  # no more than p_K
     worst = np.column_stack([tokens[rows], at_p_k, of_rest])
     times = np.column_stack([np.ones_like(tokens[rows]), unseen, np.ones_like(rest)])
-    value[rows], _ = mode_cost(p0, worst, last, times, MARGIN)
+    value[rows], _ = mode_cost(p0, worst, last, times, WIDENING)
     return value
 
 
@@ -190,8 +190,8 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
         ValueError: a rule compares raw logits or returns counts.
     """
     printed = replace(dist, log_prob_error=None)
-    forms = [rule if isinstance(rule, Tree) else rule.form(printed) for rule in rules]
-    result = certify_forms(printed, forms)
+    forms = [rule if isinstance(rule, Tree) else rule.acceptance_test(printed) for rule in rules]
+    result = certify_tests(printed, forms)
     (low, high), (least, most) = dist.prob_range, dist.entropy_range
     # the corners where the fewest and where the most tokens are accepted: p0 is at one end, the
     # other tokens and the entropy are at the opposite ends
@@ -199,18 +199,20 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
     relaxed = _corner(printed, np.column_stack([low[:, 0], high[:, 1:]]), entropy=most)
     for column, rule in enumerate(rules):
         if isinstance(rule, Tree):
-            lower, upper = certify_forms(relaxed, [rule]), certify_forms(strict, [rule])
+            lower, upper = certify_tests(relaxed, [rule]), certify_tests(strict, [rule])
             ends = lower.lower[:, 0], upper.upper[:, 0], lower.active_size[:, 0]
         else:
-            cuts = [cut for cut in map(rule.form, (strict, relaxed)) if isinstance(cut, Cut)]
+            cuts = [
+                cut for cut in map(rule.acceptance_test, (strict, relaxed)) if isinstance(cut, Cut)
+            ]
             if not cuts:
                 raise RuleError(
                     f"rule {rule.label!r} gives counts, and these log-probabilities are rounded: "
                     "give its class a method cut(dist)"
                 )
             ends = _by_rounded(dist, cuts)
-        result.lower[:, column] = ends[0] * (1 - MARGIN)
-        result.upper[:, column] = ends[1] * (1 + MARGIN)
+        result.lower[:, column] = ends[0] * (1 - WIDENING)
+        result.upper[:, column] = ends[1] * (1 + WIDENING)
         result.active_size[:, column] = ends[2]
     return result
 

@@ -53,7 +53,7 @@ class Stored(NamedTuple):
     size: int  # V
 
 
-class Tests(NamedTuple):
+class RuleTable(NamedTuple):
     """R rules: a rank passes if it is <= most, and p > offset + slope base; of a tree most is m.
 
     Rows of base and counts have a number a step. Row 0 is p0, and V.
@@ -120,7 +120,7 @@ def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) ->
 
 
 @compiled
-def single(ranks: Ranks, n: int) -> tuple[float, int]:
+def token_certificate(ranks: Ranks, n: int) -> tuple[float, int]:
     """Return M of rank n + 1, the least KL that makes it a mode of q, and |A| (Lemma 4.2)."""
     total, size = ranks.e[n], 2  # with x0, whose e is 0
     while size <= n and ranks.e[size - 1] * size > total:
@@ -130,7 +130,7 @@ def single(ranks: Ranks, n: int) -> tuple[float, int]:
 
 
 @compiled
-def tree(ranks: Ranks, m: int) -> tuple[float, int]:
+def tree_certificate(ranks: Ranks, m: int) -> tuple[float, int]:
     """Return the least KL with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
     total, size = 0.0, 1
     while size <= m and ranks.e[m + 1 - size] * size < total:
@@ -147,7 +147,7 @@ def stored_value(steps: Stored, step: int, rank: int) -> float:
 
 
 @compiled
-def read(steps: Stored, step: int, ranks: Ranks, need: int) -> None:
+def load_ranks(steps: Stored, step: int, ranks: Ranks, need: int) -> None:
     """Read ranks of a step until `need` are there; p0 becomes NaN if one exceeds that before it."""
     p0, first = ranks.p[0], stored_value(steps, step, 0)
     for n in range(ranks.have[0], need):
@@ -168,13 +168,13 @@ def read(steps: Stored, step: int, ranks: Ranks, need: int) -> None:
 
 
 @compiled
-def count(steps: Stored, step: int, ranks: Ranks, theta: float, most: int) -> int:
+def accepted_ranks(steps: Stored, step: int, ranks: Ranks, theta: float, most: int) -> int:
     """Return how many ranks, of at most `most`, are x0 or have p > theta; K if more may."""
     if theta < 0.0:
         return most
     n = 1
     while n < min(most, len(ranks.p)):
-        read(steps, step, ranks, n + 1)
+        load_ranks(steps, step, ranks, n + 1)
         if not ranks.p[n] > theta:
             break
         n += 1
@@ -182,7 +182,7 @@ def count(steps: Stored, step: int, ranks: Ranks, theta: float, most: int) -> in
 
 
 @compiled
-def certify_rows(steps: Stored, tests: Tests, ranks: Ranks, out: Certificates) -> int:
+def certify_rows(steps: Stored, tests: RuleTable, ranks: Ranks, out: Certificates) -> int:
     """Write the certificates of all steps; return the first invalid step, or -1.
 
     Where the first rejected token is not stored, lower and upper are NaN.
@@ -197,15 +197,15 @@ def certify_rows(steps: Stored, tests: Tests, ranks: Ranks, out: Certificates) -
             else:
                 theta = tests.offset[r] + tests.slope[r] * tests.base[tests.base_row[r], step]
                 most = min(most, tests.counts[tests.counts_row[r], step])
-                n = count(steps, step, ranks, theta, most)
+                n = accepted_ranks(steps, step, ranks, theta, most)
             value, active = math.inf if n >= steps.size else math.nan, 0
             if 0 < n < len(ranks.p):
-                read(steps, step, ranks, n + 1)
+                load_ranks(steps, step, ranks, n + 1)
                 if is_tree:
-                    value, active = tree(ranks, n)
+                    value, active = tree_certificate(ranks, n)
                 else:
                     if math.isnan(ranks.least[n]):
-                        ranks.least[n], ranks.active[n] = single(ranks, n)
+                        ranks.least[n], ranks.active[n] = token_certificate(ranks, n)
                     value, active = ranks.least[n], ranks.active[n]
             out.lower[step, r] = out.upper[step, r] = value
             out.active_size[step, r] = active
@@ -235,7 +235,7 @@ def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certific
     return out
 
 
-def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Tests:
+def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> RuleTable:
     offset, slope = np.zeros((2, len(forms)))
     is_tree, base_row, most, counts_row = np.zeros((4, len(forms)), dtype=np.int64)
     base, counts = [dist.top_probability], [np.full(len(dist), dist.vocab_size)]
@@ -254,7 +254,7 @@ def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Tests:
         else:
             most[r] = limit
     base_, counts_ = np.stack(base), np.stack(counts)
-    return Tests(is_tree, offset, slope, base_row, most, counts_row, base_, counts_)
+    return RuleTable(is_tree, offset, slope, base_row, most, counts_row, base_, counts_)
 
 
 def _stored(dist: TopK) -> Stored:

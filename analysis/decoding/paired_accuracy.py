@@ -75,9 +75,9 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
         raise ValueError("two runs answered different items")
     right, before = answers["correct"].to_numpy(), alone["correct"].to_numpy()
     items, lost, won = len(right), int((before & ~right).sum()), int((right & ~before).sum())
-    low, high = proportion(int(right.sum()), items, confidence)
+    low, high = wilson_interval(int(right.sum()), items, confidence)
     same = answers["run"].iloc[0] == alone["run"].iloc[0]
-    worst, best = (0.0, 0.0) if same else difference(lost, won, items, confidence)
+    worst, best = (0.0, 0.0) if same else paired_difference_interval(lost, won, items, confidence)
     summed = ["n_tokens", "nats_given_up", "seconds"]
     tokens, nats, seconds = np.transpose([part[summed].sum() for part in (answers, alone)])
     changed = answers["common_prefix"] < np.maximum(answers["n_tokens"], alone["n_tokens"])
@@ -93,7 +93,7 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
         "difference": (won - lost) / items,
         "difference_ci_low": worst,
         "difference_ci_high": best,
-        "p_value": mcnemar(lost, won),
+        "p_value": mcnemar_p(lost, won),
         "recovery": float(right.sum() / (before.sum() or np.nan)),
         "changed": float(changed.mean()),
         "nats_given_up": float(of_token[0] - of_token[1]),
@@ -152,7 +152,7 @@ def losses(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def proportion(right: int, items: int, confidence: float) -> tuple[float, float]:
+def wilson_interval(right: int, items: int, confidence: float) -> tuple[float, float]:
     """Return Wilson's interval of a proportion (Wilson 1927), in [0, 1] and of positive width.
 
     >>> [round(end, 4) for end in proportion(0, 10, 0.95)]
@@ -162,7 +162,9 @@ def proportion(right: int, items: int, confidence: float) -> tuple[float, float]
     return float(low), float(high)
 
 
-def difference(lost: int, won: int, items: int, confidence: float) -> tuple[float, float]:
+def paired_difference_interval(
+    lost: int, won: int, items: int, confidence: float
+) -> tuple[float, float]:
     """Return the interval of the second proportion minus the first (Agresti and Min 2005).
 
     Wald's interval after adding 1/2 to each of the four cells of the paired table, so its width is
@@ -181,7 +183,7 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
     return max(-1.0, mean - half), min(1.0, mean + half)
 
 
-def mcnemar(lost: int, won: int) -> float:
+def mcnemar_p(lost: int, won: int) -> float:
     """Return the two-sided p-value of McNemar's exact test on the discordant pairs.
 
     >>> mcnemar(0, 0), mcnemar(5, 0), mcnemar(3, 3)

@@ -16,7 +16,7 @@ import pandas as pd
 from ..certificates.closed_forms import closed_forms
 from ..rules import Rule
 from ..topk import Floats
-from .table import Table, together
+from .table import Table, concat_targets
 from .text import decimals, number_text, percent_text
 
 RuleSteps = tuple[Rule, pd.DataFrame]
@@ -67,7 +67,7 @@ def bounds_table(targets: Mapping[str, Iterable[RuleSteps]], eps: float) -> Tabl
         "4.5 with the first rejected probability b and with the threshold θ, and the rule's "
         "theorem; the least ratio is 1 where a bound is tight. What the theorem asks for R > ε, "
         "and the share of steps that meet it.",
-        together((target, rows) for target, _, rows in frames),
+        concat_targets((target, rows) for target, _, rows in frames),
         pd.DataFrame(columns).set_axis(pd.MultiIndex.from_frame(pd.DataFrame(names))),
     )
 

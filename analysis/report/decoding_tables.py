@@ -19,7 +19,7 @@ from ..decoding.paired_accuracy import ALL, Answered, differing, losses
 from ..rules import Mars
 from ..statistics.bootstrap import Resampling
 from .mars_figures import thresholds_figure
-from .table import Section, Table, indexed, together
+from .table import Section, Table, concat_targets, rows_by_method
 from .text import UNDEFINED, interval_text, number_text, percent_text
 
 Speeds = Sequence[pd.DataFrame]
@@ -76,7 +76,7 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
         "Agreement: positions with the token of the target alone. Differ: answers of strict greedy "
         "that differ from it, at near-ties only (column largest_gap).",
         data,
-        indexed(data, columns),
+        rows_by_method(data, columns),
     )
 
 
@@ -113,7 +113,7 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         "largest at γ*; best γ: the fastest that was run. MiB: memory beyond the target's. Batch "
         "size 1; intervals over prompts hold for all methods together.",
         data,
-        indexed(data, columns),
+        rows_by_method(data, columns),
     )
 
 
@@ -149,7 +149,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         "of MARS). Batch size 1, prefill included; intervals over prompts hold for all methods of "
         "a temperature together.",
         data,
-        indexed(whole, columns),
+        rows_by_method(whole, columns),
     )
 
 
@@ -193,7 +193,7 @@ def accuracy_table(
     answered: Sequence[Answered], tables: Sequence[pd.DataFrame], margin: float, confidence: float
 ) -> Table:
     """Return the accuracy of every method by task and over all, paired with the target alone."""
-    data = together(
+    data = concat_targets(
         (pair.target, table.assign(decided=table["run"].map(losses(table)["decision"])))
         for pair, table in zip(answered, tables, strict=True)
     ).drop(columns="speedup")
@@ -225,7 +225,7 @@ def accuracy_table(
         "McNemar's exact test. Decided: a loss is excluded where the interval lies above minus "
         f"{100 * margin:g} points, accuracy falls where it lies below 0. After Table 2 of MARS.",
         data,
-        indexed(data, columns, rows),
+        rows_by_method(data, columns, rows),
     )
 
 

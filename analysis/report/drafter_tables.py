@@ -23,7 +23,7 @@ from ..statistics.run_lengths import with_censored
 from . import style
 from .published import TABLE2
 from .results import Results, Target
-from .table import Figure, Table, pivoted
+from .table import Figure, Table, cells_to_grid
 from .text import decimals, number_text, percent_text, run_text
 
 COLUMNS = {  # statistic: heading
@@ -98,7 +98,7 @@ def acceptance_table(results: Results) -> Table:
             shown["value"], shown["censored"], shown["statistic"], strict=True
         )
     ]
-    table = pivoted(shown, "rule", ["target", "statistic"], cells)
+    table = cells_to_grid(shown, "rule", ["target", "statistic"], cells)
     table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, columns]))
     infinite = (
         f"KL is finite at {' and '.join(map(percent_text, finite))} of the steps; the others are "
@@ -141,7 +141,7 @@ def depth_table(results: Results) -> Table | None:
         number_text(value, 3) if statistic == "kl_median" else percent_text(value)
         for statistic, value in zip(shown["statistic"], shown["value"], strict=True)
     ]
-    table = pivoted(shown, ["statistic", "rule"], ["target", "depth"], cells)
+    table = cells_to_grid(shown, ["statistic", "rule"], ["target", "depth"], cells)
     depths = [f"depth {depth}" for depth in sorted(data["depth"].unique())]
     table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, depths]))
     first = ["target", "depth", "rule"]
@@ -275,13 +275,13 @@ def part_statistics(target: Target) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     rules = selected(list(target.certificates))
     for by, name, flags in parts(target):
-        found: list[tuple[str, str, Any]] = [("", "share", target.bootstrap.share(flags))]
+        found: list[tuple[str, str, Any]] = [("", "share", target.bootstrap.ratio_interval(flags))]
         for rule in rules if flags.any() else ():
             if target.judged:
                 judged = target.judged[rule.label]
                 shares = {"acceptance": judged.accepted, "certified": judged.certified}
                 found += [
-                    (rule.label, statistic, target.bootstrap.share(kept & flags, flags))
+                    (rule.label, statistic, target.bootstrap.ratio_interval(kept & flags, flags))
                     for statistic, kept in shares.items()
                 ]
             else:
@@ -305,7 +305,7 @@ def parts_table(results: Results) -> Table:
         number_text(value, digits) if statistic == "median" else percent_text(value)
         for statistic, value in zip(shown["statistic"], shown["value"], strict=True)
     ]
-    table = pivoted(shown, ["statistic", "rule"], ["target", "by", "part"], cells)
+    table = cells_to_grid(shown, ["statistic", "rule"], ["target", "by", "part"], cells)
     drafted = f"accepted for {results.drafter} and certified at its KL(p‖q)"
     what = drafted if results.drafter else "median certificate R, the ceiling where nothing fails"
     return Table(

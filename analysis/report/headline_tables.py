@@ -21,7 +21,7 @@ from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import count_calls
 from .decoding_tables import intervals
 from .results import EPS, Results, Target
-from .table import Table, indexed, pivoted
+from .table import Table, cells_to_grid, rows_by_method
 from .text import UNDEFINED, interval_text, number_text, percent_text, symbol
 
 EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
@@ -87,7 +87,7 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
         "Accepted: of the drafter's first choices along the target's text; of look-up, of the "
         "tokens it drafted. γ: drafted tokens per call."
     )
-    return Table("methods", "Methods", caption, data, indexed(data, columns))
+    return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 
 
 def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:
@@ -129,7 +129,7 @@ def relax_table(
         "run no relaxed rule; docs/decoding.md names engines that do."
     )
     named = data.assign(rule=data["rule"].map(results.names))
-    shown = indexed(named, columns, ["rule"])
+    shown = rows_by_method(named, columns, ["rule"])
     return Table("relax", "Should I relax the rule?", caption, data, shown)
 
 
@@ -161,7 +161,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    shown = pivoted(data, ["target", "quantity"], "eps", data["text"])
+    shown = cells_to_grid(data, ["target", "quantity"], "eps", data["text"])
     shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
     caption = (
         "What holds for every drafter whose KL stays within the bound above each column, and the "

@@ -15,7 +15,7 @@ from ..rules import Additive, Multiplicative, Rule, TopMAdditive
 from ..statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from .published import TABLE2, printed
 from .results import Results
-from .table import Table, pivoted
+from .table import Table, cells_to_grid
 from .text import decimals, number_text, percent_text, run_text, symbol
 
 HEADS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}  # of the statistics shown
@@ -40,7 +40,7 @@ def table1(results: Results) -> Table:
     data = results["top"]
     rows = zip(data["target"], data["k"], data["statistic"], strict=True)
     cells = [number_text(value, 3) for value in data["value"]]
-    shown = pivoted(data, "k", ["target", "statistic"], cells)
+    shown = cells_to_grid(data, "k", ["target", "statistic"], cells)
     return Table(
         "table1",
         "Table 1: probability of the k most probable tokens",
@@ -77,7 +77,7 @@ def table3(results: Results) -> Table | None:
         for rule, (_, name) in zip(of, families, strict=True)
     }
     keyed = data.assign(family=[family for family, _ in families])
-    shown = pivoted(keyed, ["family", "rule"], "target", _texts(results, data))
+    shown = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
@@ -105,7 +105,7 @@ def table4(results: Results) -> Table | None:
         "Top-m additive relaxed acceptance: 5th percentile of the certificate over decoding "
         f"steps, in nats. {TOP_M}{_notes(data)}".strip(),
         data,
-        pivoted(keyed, "t", ["target", "m"], keyed["cell"]),
+        cells_to_grid(keyed, "t", ["target", "m"], keyed["cell"]),
     )
 
 
@@ -128,7 +128,7 @@ def run_length_table(results: Results, index: int) -> Table:
         wording=shown["estimator"].map(WORDINGS), above="ε", at=[f"{eps:g}" for eps in shown["eps"]]
     )
     cells = map(run_text, shown["value"], shown["censored"])
-    printed_cells = pivoted(keyed, ["wording", "rule"], ["above", "at"], cells)
+    printed_cells = cells_to_grid(keyed, ["wording", "rule"], ["above", "at"], cells)
     return Table(
         f"table{number}",
         f"Table {number}: certifiable acceptance length, {target}",
@@ -147,7 +147,7 @@ def run_length_table(results: Results, index: int) -> Table:
 def table7(results: Results) -> Table | None:
     """Table 7: certificates of the rules that are in no table of the paper; None without one."""
     above = {*_of_table2(results), *_of_table3(results), *_of_table4(results)}
-    rules = [rule for rule in results.certified if rule not in above]
+    rules = [rule for rule in results.certified_rules if rule not in above]
     if not rules:
         return None
     undefined = results["certificates"]["undefined"].notna().any()
@@ -167,24 +167,28 @@ def _of_table2(results: Results) -> list[Rule]:
 
     Where a study has none of the paper's settings of a family, or of any, it shows those it has.
     """
-    paper = {type(rule) for rule in results.certified if rule in TABLE2}
-    families = {type(rule) for rule in TABLE2} if paper else {type(r) for r in results.certified}
+    paper = {type(rule) for rule in results.certified_rules if rule in TABLE2}
+    families = (
+        {type(rule) for rule in TABLE2} if paper else {type(r) for r in results.certified_rules}
+    )
     return [
         rule
-        for rule in results.certified
+        for rule in results.certified_rules
         if rule in TABLE2 or rule.own or type(rule) in families - paper
     ]
 
 
 def _of_table3(results: Results) -> list[Rule]:
-    by_family = [rule for family in FAMILIES for rule in results.certified if type(rule) is family]
-    return by_family + [rule for rule in results.certified if rule.own]
+    by_family = [
+        rule for family in FAMILIES for rule in results.certified_rules if type(rule) is family
+    ]
+    return by_family + [rule for rule in results.certified_rules if rule.own]
 
 
 def _of_table4(results: Results) -> list[Rule]:
     return [
         rule
-        for rule in results.certified
+        for rule in results.certified_rules
         if type(rule) is TopMAdditive or (rule.own and isinstance(rule.parameters.get("m"), int))
     ]
 
@@ -234,6 +238,6 @@ def _statistics_table(
             texts = [percent_text(share) for share in shares]
             cells = pd.concat([cells, means.assign(statistic=head, cell=texts)])
     cells = pd.concat([cells[cells["target"] == target] for target in results.targets])
-    shown = pivoted(cells, "rule", ["target", "statistic"], cells["cell"])
+    shown = cells_to_grid(cells, "rule", ["target", "statistic"], cells["cell"])
     shown = shown.rename(index=results.names).rename_axis(index="Criterion")
     return Table(name, title, f"{caption}{_notes(data)}".strip(), data, shown)

@@ -129,7 +129,7 @@ def compare(results: Results) -> pd.DataFrame:
                 "ceiling": CAP if table == RUNS else row.ceiling if isinstance(row, Rule) else 1.0,
             }
             for table, row, statistic, value in printed_rows(target)
-            if row in results.certified or not isinstance(row, Rule)
+            if row in results.certified_rules or not isinstance(row, Rule)
         ]
         ours = _ours(results, target)
         frames.append(pd.DataFrame(rows).merge(ours, on=["row", "statistic"]))

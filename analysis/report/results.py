@@ -53,7 +53,7 @@ class Results:
         return frame
 
     @cached_property
-    def certified(self) -> list[Rule]:
+    def certified_rules(self) -> list[Rule]:
         """The rules whose certificates were computed."""
         return [self.rules[label] for label in self["certificates"]["rule"].unique()]
 

@@ -159,7 +159,7 @@ def csv_text(frame: pd.DataFrame, digits: str | None = "%.6g") -> str:
     return str(plain.to_csv(index=False, float_format=digits, lineterminator="\n"))
 
 
-def pivoted(
+def cells_to_grid(
     data: pd.DataFrame, rows: str | list[str], columns: str | list[str], cells: Iterable[str]
 ) -> pd.DataFrame:
     """Return the cells of a tidy frame by rows and columns, in the order of their appearance.
@@ -175,7 +175,7 @@ def pivoted(
     return shown.reindex(index=in_order(rows), columns=in_order(columns))
 
 
-def indexed(
+def rows_by_method(
     data: pd.DataFrame, columns: Mapping[Any, Sequence[str]], rows: Sequence[str] = ("method",)
 ) -> pd.DataFrame:
     """Return columns of cells below their headings, a row for each row of `data`.
@@ -188,7 +188,7 @@ def indexed(
     return shown.set_axis(names if len(levels) > 1 else names.get_level_values(0))
 
 
-def together(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:
+def concat_targets(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:
     """Return frames with equal columns as one, their names in a first column `key`."""
     frames = [frame.assign(**{key: name}) for name, frame in parts]
     if not frames:

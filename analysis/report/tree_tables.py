@@ -31,7 +31,7 @@ from ..trees.topology import (
 )
 from .decoding_tables import intervals
 from .style import GREY, LINES, error_bars, grid, legend, styled
-from .table import Figure, Table, indexed
+from .table import Figure, Table, rows_by_method
 from .text import number_text, percent_text
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens per call
@@ -86,7 +86,7 @@ def trees_table(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Tab
         "Levels that accepted a child: first and later ones. KL ≤ H[R] ≤ (8), and the bound (5) on "
         "τ of the largest tree.",
         data,
-        indexed(data, columns),
+        rows_by_method(data, columns),
     )
 
 

@@ -108,7 +108,9 @@ class PromptBootstrap:
         low, high = self.interval(quotient(self.sums(above), self.sums(below)))
         return quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high
 
-    def share(self, counted: Counted, among: Counted | None = None) -> tuple[Any, Any, Any]:
+    def ratio_interval(
+        self, counted: Counted, among: Counted | None = None
+    ) -> tuple[Any, Any, Any]:
         """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
         over = np.bincount(self.prompts, counted)
         return self.ratio(over, self.steps if among is None else np.bincount(self.prompts, among))
@@ -121,7 +123,7 @@ class PromptBootstrap:
         """
         ordered = np.sort(draws, axis=0)  # NaN last
         valid = np.sum(~np.isnan(draws), axis=0)
-        cut = rank((1 - self.confidence) / 2, valid)
+        cut = quantile_rank((1 - self.confidence) / 2, valid)
         low = np.take_along_axis(ordered, (cut - 1)[None], axis=0)[0]
         high = np.take_along_axis(ordered, np.maximum(valid - cut, 0)[None], axis=0)[0]
         return low, high
@@ -137,7 +139,7 @@ class PromptBootstrap:
         order = np.argsort(values, kind="stable")
         ordered = values[order]
         levels = np.asarray(shares, dtype=np.float64)
-        point = ordered[rank(levels, np.full(levels.shape, size)) - 1]
+        point = ordered[quantile_rank(levels, np.full(levels.shape, size)) - 1]
 
         block = math.isqrt(size) + 1
         blocks = -(-size // block)
@@ -148,7 +150,7 @@ class PromptBootstrap:
         cell = owner * blocks + np.arange(len(owner)) // block
         content = np.bincount(cell, minlength=(never + 1) * blocks).reshape(-1, blocks)
         reached = np.cumsum(weights @ content.astype(np.float64), axis=1)  # (B, blocks)
-        wanted = rank(levels, reached[:, -1:])  # (B, Q)
+        wanted = quantile_rank(levels, reached[:, -1:])  # (B, Q)
 
         block_index = np.sum(
             reached[:, None, :] < wanted[:, :, None], axis=2
@@ -187,11 +189,11 @@ def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[F
         spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
         away = np.abs(draws - estimates) / spread
     largest = np.sort(np.where(defined & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
-    c = largest[rank(confidence, len(largest)) - 1]
+    c = largest[quantile_rank(confidence, len(largest)) - 1]
     return estimates - c * spread, estimates + c * spread
 
 
-def rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
+def quantile_rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
     """Return the 1-based rank of the quantile at `level` among `count` sorted values."""
     # if level * count is an integer up to rounding, it must not move to the next rank
     ranks = np.ceil(np.multiply(level, count) - 1e-9).astype(np.intp)
@@ -205,7 +207,7 @@ def summarise(
 
     In means the rule's ceiling replaces +inf, an empty rejection region; quantiles may be +inf.
     """
-    mean = bootstrap.share(np.where(np.isinf(values), ceiling, values))
+    mean = bootstrap.ratio_interval(np.where(np.isinf(values), ceiling, values))
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
     ends = {"mean": mean}
     ends |= zip(QUANTILES, zip(points, *bootstrap.interval(draws), strict=True), strict=True)

@@ -69,7 +69,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def noted(problems: list[str]) -> Iterator[None]:
+def collect_errors(problems: list[str]) -> Iterator[None]:
     """Collect errors of inputs, so that all are reported together."""
     try:
         yield
@@ -79,7 +79,7 @@ def noted(problems: list[str]) -> Iterator[None]:
         problems.append(one_line(error))
 
 
-def say(problems: list[str]) -> None:
+def raise_collected(problems: list[str]) -> None:
     """Raise the collected problems as one error, if there are any."""
     if problems:
         raise PipelineError("\n".join(dict.fromkeys(problems)))

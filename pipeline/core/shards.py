@@ -21,7 +21,7 @@ from pipeline.core.columns import Tables
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import digest, read_checked, write_checked
 from pipeline.core.stage import Inputs, Json, Out, Task
-from pipeline.core.workers import Here, OpenWorker, Result, ray_workers
+from pipeline.core.workers import InlineExecutor, OpenWorker, Result, ray_workers
 
 MINUTE = 60.0  # seconds between two lines of progress in a log
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"
@@ -60,7 +60,7 @@ def compute_shards(
     shards = list(_finished(out.shards))
     finished = {name for shard in shards for name in shard.names}
     ray = task.runtime.models[0].execution.engine == "ray"
-    here = nullcontext(Here(task, inputs, open_worker, Path.cwd()))
+    here = nullcontext(InlineExecutor(task, inputs, open_worker, Path.cwd()))
     with ray_workers(task, inputs, open_worker) if ray else here as workers:
         names = workers.ask("names") if names is None else names
         todo = unfinished(names, finished, workers.ask("batch"))

@@ -43,7 +43,7 @@ OpenWorker = Callable[[Task, Inputs], Worker]  # of a module
 Results = Iterator[tuple[list[str], Result]]  # each with its items
 
 
-class Here:
+class InlineExecutor:
     """The worker of a process, opened by the first call in the directory of the command."""
 
     engine: ClassVar[Json] = {"engine": "inline"}  # for the record
@@ -118,7 +118,7 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-class There:
+class RayExecutor:
     """The workers of one task, each the `Here` of another process."""
 
     def __init__(self, ray: Any, hosts: list[Any]) -> None:
@@ -138,16 +138,16 @@ class There:
 
 
 @contextmanager
-def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator[There]:
+def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator[RayExecutor]:
     """Start the workers of a task; they end with the context."""
     ray = connect()
     count, processors, gpus = allocate(ray.cluster_resources(), task.runtime.models[0])
-    host = ray.remote(Here).options(
+    host = ray.remote(InlineExecutor).options(
         num_cpus=processors, num_gpus=gpus, max_restarts=-1, max_task_retries=DEATHS - 1
     )
     hosts = [host.remote(task, inputs, open_worker, Path.cwd()) for _ in range(count)]
     try:
-        yield There(ray, hosts)
+        yield RayExecutor(ray, hosts)
     except ray.exceptions.RayTaskError as failed:
         raise failed.cause from None
     except ray.exceptions.RayError as error:

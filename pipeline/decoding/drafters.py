@@ -9,11 +9,19 @@ from torch import Tensor
 
 from analysis.decoding.lookup import continuation
 from analysis.trees.topology import DynamicTree, Topology
-from pipeline.decoding.sampling import Choice, Greedy
-from pipeline.decoding.tree_drafting import Draft, Fixed, Grown, Walk, chain, readable, within
+from pipeline.decoding.sampling import GreedySampler, Sampler
+from pipeline.decoding.tree_drafting import (
+    AncestorMask,
+    Draft,
+    DynamicTreeBuilder,
+    StaticTreeBuilder,
+    chain,
+    readable,
+    within,
+)
 from pipeline.models.devices import send
-from pipeline.models.eagle3.drafter import HiddenDrafter
-from pipeline.models.kv_session import Texts, TreePass
+from pipeline.models.eagle3.drafter import Eagle3Drafter
+from pipeline.models.kv_session import KVSession, TreePass
 from pipeline.models.language_model import LanguageModel
 
 TreeShape = Topology | DynamicTree
@@ -42,7 +50,7 @@ class Drafter:
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Propose up to `count` tokens in a row after `tokens`, from `position` of the answer."""
-        return nothing(self.device)
+        return empty_draft(self.device)
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Roll back to the first `length` tokens of the text and the accepted drafted tokens.
@@ -56,31 +64,35 @@ class ModelDrafter(Drafter):
     """Decodes with a smaller model, one pass a level."""
 
     def __init__(
-        self, model: LanguageModel | HiddenDrafter, choice: Choice, tree: TreeShape | None = None
+        self, model: LanguageModel | Eagle3Drafter, choice: Sampler, tree: TreeShape | None = None
     ) -> None:
         super().__init__(model.device)
         self.tree = tree
-        self.layers = model.layers if isinstance(model, HiddenDrafter) else ()
+        self.layers = model.layers if isinstance(model, Eagle3Drafter) else ()
         self._model, self._choice = model, choice
         self._columns: Mapping[int, int] = {}  # of the nodes read
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt."""
-        self._text = Texts(self._model, capacity + room(self.tree), drafts=True)
-        self._text.read(prompt)
+        self._text = KVSession(
+            self._model, capacity + cache_columns_beyond_text(self.tree), drafts=True
+        )
+        self._text.prefill(prompt)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep, level by level."""
         if count == 0:
-            return nothing(self.device)
-        levels: Fixed | Grown
+            return empty_draft(self.device)
+        levels: StaticTreeBuilder | DynamicTreeBuilder
         if isinstance(self.tree, DynamicTree):
-            assert isinstance(self._choice, Greedy)  # others are refused: they need a fixed shape
-            levels = Grown(self.tree, count, self._choice, position)
+            assert isinstance(
+                self._choice, GreedySampler
+            )  # others are refused: they need a fixed shape
+            levels = DynamicTreeBuilder(self.tree, count, self._choice, position)
         else:
             cut = chain(count) if self.tree is None else within(self.tree, count)
-            levels = Fixed(cut, self._choice, position, self.device)
-        walk = Walk(self.device, self._model.dtype)
+            levels = StaticTreeBuilder(cut, self._choice, position, self.device)
+        walk = AncestorMask(self.device, self._model.dtype)
         levels.add(self._read_text(tokens))
         for _ in range(1, levels.depth):
             nodes, above = levels.inner()
@@ -92,26 +104,30 @@ class ModelDrafter(Drafter):
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits (1, V) after the text; only its new tokens are read."""
         new = send(tokens[self._text.length :], self.device)
-        return self._text.extend(new[None])[0, -1:]
+        return self._text.append(new[None])[0, -1:]
 
     def _read_nodes(self, ids: Tensor, above: Tensor | None, tree: TreePass | None) -> Tensor:  # noqa: ARG002
         """Return the logits (r, V) after nodes (1, r), whose parents are rows of the last pass."""
-        return self._text.extend(ids, tree)[0]
+        return self._text.append(ids, tree)[0]
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and the part of the path that was read."""
-        self._text.keep(length, [self._columns[node] for node in path if node in self._columns])
+        self._text.commit_path(
+            length, [self._columns[node] for node in path if node in self._columns]
+        )
 
 
-class HeadDrafter(ModelDrafter):
+class Eagle3TreeDrafter(ModelDrafter):
     """Decodes with a head that reads the target's hidden states, one pass a level."""
 
-    _model: HiddenDrafter
+    _model: Eagle3Drafter
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt, each token but the first after the hidden state before it."""
         assert hidden is not None
-        self._text = Texts(self._model, capacity + room(self.tree), drafts=True)
+        self._text = KVSession(
+            self._model, capacity + cache_columns_beyond_text(self.tree), drafts=True
+        )
         self._pending = hidden  # (1, n, layers, d), of tokens whose next has no entry yet
         self._settle(prompt[:, 1:])
 
@@ -119,7 +135,7 @@ class HeadDrafter(ModelDrafter):
         """Read tokens (1, n) after pending hidden states; return the logits after the last."""
         n = ids.shape[1]
         hidden, self._pending = self._pending[:, :n], self._pending[:, n:]
-        logits = self._text.extend(ids, None, self._model.head.fuse(hidden), keep=1)
+        logits = self._text.append(ids, None, self._model.head.fuse(hidden), keep=1)
         self._settled = self._text.length  # later entries are drafted
         assert self._text.hidden is not None
         self._outputs = self._text.hidden[:, -1:]  # of the nodes read last
@@ -130,7 +146,7 @@ class HeadDrafter(ModelDrafter):
 
     def _read_nodes(self, ids: Tensor, above: Tensor | None, tree: TreePass | None) -> Tensor:
         features = self._outputs if above is None else self._outputs[:, above]
-        logits = self._text.extend(ids, tree, features)
+        logits = self._text.append(ids, tree, features)
         assert self._text.hidden is not None
         self._outputs = self._text.hidden
         return logits[0]
@@ -138,7 +154,7 @@ class HeadDrafter(ModelDrafter):
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget the draft; keep the hidden states of the accepted tokens."""
         assert hidden is not None
-        self._text.crop(self._settled)
+        self._text.truncate(self._settled)
         self._pending = torch.cat([self._pending, hidden], 1)
 
 
@@ -155,12 +171,12 @@ class PromptLookup(Drafter):
         return Draft(send(following, self.device), chain(len(following)))
 
 
-def nothing(device: torch.device) -> Draft:
+def empty_draft(device: torch.device) -> Draft:
     """Return a draft of no tokens."""
     return Draft(torch.empty(0, dtype=torch.long, device=device), chain(0))
 
 
-def room(tree: TreeShape | None) -> int:
+def cache_columns_beyond_text(tree: TreeShape | None) -> int:
     """Return the columns of a cache that drafts need beyond the longest text."""
     if tree is None:
         return 0
@@ -168,8 +184,8 @@ def room(tree: TreeShape | None) -> int:
 
 
 def model_drafter(
-    model: LanguageModel | HiddenDrafter, choice: Choice, tree: TreeShape | None = None
+    model: LanguageModel | Eagle3Drafter, choice: Sampler, tree: TreeShape | None = None
 ) -> Drafter:
     """Return the drafter of a model of either kind."""
-    kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
+    kind = Eagle3TreeDrafter if isinstance(model, Eagle3Drafter) else ModelDrafter
     return kind(model, choice, tree)

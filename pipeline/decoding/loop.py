@@ -13,12 +13,12 @@ from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.core.errors import PipelineError
-from pipeline.decoding.drafters import Drafter, nothing, room
+from pipeline.decoding.drafters import Drafter, cache_columns_beyond_text, empty_draft
 from pipeline.decoding.sampling import BrokenLogitsError
 from pipeline.decoding.tree_drafting import Draft, readable, verification_pass
 from pipeline.decoding.verification import Verifier
 from pipeline.models.devices import Mark, mark, seconds_between, send
-from pipeline.models.kv_session import Texts
+from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import LanguageModel
 
 
@@ -63,7 +63,7 @@ class Prefill:
 
     prompt: Sequence[int]
     limit: int  # the most tokens of an answer that the cache has room for
-    cache: Texts
+    cache: KVSession
     logits: Tensor  # (1, V) after the last token
     seconds: float
     processor_seconds: float
@@ -85,10 +85,10 @@ def prefill(
         PipelineError: the prompt is empty, too long or has tokens that the target lacks.
     """
     check_prompt(target, prompt, limit)
-    cache = Texts(target, len(prompt) + limit + drafted, layers, drafts=True)
+    cache = KVSession(target, len(prompt) + limit + drafted, layers, drafts=True)
     ids = send(prompt, target.device)[None]
     marks, processor_begin = [mark(target.device)], time.thread_time()
-    logits = cache.read(ids)[0]
+    logits = cache.prefill(ids)[0]
     marks.append(mark(target.device))
     (seconds,) = seconds_between(marks)
     return Prefill(prompt, limit, cache, logits, seconds, time.thread_time() - processor_begin)
@@ -113,13 +113,15 @@ def decode(
     if isinstance(prompt, Prefill):
         read, cache = prompt, prompt.cache.copy(drafter.layers)
     else:
-        read = prefill(target, prompt, limit, drafter.layers, room(drafter.tree))
+        read = prefill(
+            target, prompt, limit, drafter.layers, cache_columns_beyond_text(drafter.tree)
+        )
         cache = read.cache
     prompt, answer, position = read.prompt, Answer(), 0
     marks, processor_begin = [mark(device)], time.thread_time()
     try:
         # the prompt's pass gives the first token, then the drafter reads the prompt
-        _, token, _ = verifier.verify(read.logits, nothing(device), position)
+        _, token, _ = verifier.verify(read.logits, empty_draft(device), position)
         emit(answer, [token], target.eos)
         marks.append(mark(device))
         drafter.begin(send(prompt, device)[None], len(prompt) + limit, cache.hidden)
@@ -132,11 +134,11 @@ def decode(
             marks.append(mark(device))
 
             ids = torch.cat([send(text[-1:], device), readable(draft.tokens)])[None]
-            logits = cache.extend(ids, verification_pass(draft.tree, device, dtype))[0]
+            logits = cache.append(ids, verification_pass(draft.tree, device, dtype))[0]
             marks.append(mark(device))
 
             path, token, drafted = verifier.verify(logits, draft, position)
-            cache.keep(len(text), path)
+            cache.commit_path(len(text), path)
             drafter.accept(len(text), path, cache.hidden_after(path))
             emitted = emit(answer, [*(drafted[at] for at in path), token], target.eos)
             answer.calls.append(call_of(draft, path, drafted, position, emitted, target.eos))
@@ -169,7 +171,7 @@ def call_of(
         position=position,
         drafted=len(drafted),
         depth=tree.depth,
-        reach=reach(tree, ~np.isin(drafted, eos)),
+        reach=tokens_before_eos(tree, ~np.isin(drafted, eos)),
         tested=len(levels),
         accepted=min(len(path), emitted),
         emitted=emitted,
@@ -194,7 +196,7 @@ def broken_logits(target: LanguageModel, model: str, position: int) -> PipelineE
     )
 
 
-def reach(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
+def tokens_before_eos(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
     """Return the most drafted tokens in a row that all leave the answer open, `goes_on` (n,)."""
     reached = [0] * (len(tree) + 1)  # the last is the root
     for node, parent in enumerate(tree.parents):

@@ -29,7 +29,7 @@ class BrokenLogitsError(Exception):
 # The children of r nodes: tokens (r, width), NOTHING where no other can be drafted; what chose the
 # first of each row (r,), finite unless the logits are broken; and the distributions (r, V) that
 # they were drawn from, None when they were not drawn.
-Drawn = tuple[Tensor, Tensor, Tensor | None]
+DrawnChildren = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Noise:
@@ -79,7 +79,7 @@ class Noise:
         return times.exponential_(generator=generator)
 
 
-class Greedy:
+class GreedySampler:
     """The most probable token; of equal ones the first."""
 
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
@@ -89,7 +89,7 @@ class Greedy:
         """
         return argmax(logits)
 
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> DrawnChildren:
         """Return the `width` children with the largest keys for each row of logits (r, V)."""
         keys = self.keys(logits, position + depth)
         tokens = first_tokens(keys, width)
@@ -100,7 +100,7 @@ class Greedy:
         return logits
 
 
-class Race(Greedy):
+class GumbelSampler(GreedySampler):
     """The winner of an exponential race in log space; drafter and target run the same race."""
 
     def __init__(self, temperature: float, noise: Noise) -> None:
@@ -120,10 +120,10 @@ class Race(Greedy):
         return tempered(logits, self.temperature) - log_times
 
 
-class DrawnRace(Race):
+class GumbelWithoutReplacement(GumbelSampler):
     """Draws children without replacement, with a race of which the target knows nothing."""
 
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> DrawnChildren:
         """Return `width` draws from each row of logits (r, V), and their distributions."""
         tokens, first_keys, _ = super().draft(logits, position, depth, width)
         weights = torch.softmax(tempered(logits, self.temperature), -1)
@@ -131,7 +131,7 @@ class DrawnRace(Race):
         return tokens.masked_fill(~possible, NOTHING), first_keys, weights
 
 
-class Inversion:
+class InverseCdfSampler:
     """A draw from the tempered distribution by inversion of its cumulated probabilities.
 
     It uses the uniform numbers of `noise` that serve `purpose`.
@@ -146,7 +146,7 @@ class Inversion:
         uniforms = self._uniforms[position : position + len(logits)]
         return invert(self.weights(logits), send(uniforms, logits.device))
 
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> DrawnChildren:  # noqa: ARG002
         """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
         weights = self.weights(logits)
         at = position + depth
@@ -158,7 +158,7 @@ class Inversion:
         return torch.softmax(tempered(logits, self.temperature), -1)
 
 
-Choice = Greedy | Inversion
+Sampler = GreedySampler | InverseCdfSampler
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:

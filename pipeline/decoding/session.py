@@ -18,10 +18,21 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json, Task
 from pipeline.core.workers import out_of_memory
 from pipeline.decoding import sampling as choices
-from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter, room
+from pipeline.decoding.drafters import (
+    Drafter,
+    PromptLookup,
+    cache_columns_beyond_text,
+    model_drafter,
+)
 from pipeline.decoding.loop import Answer, Prefill, check_prompt, decode, prefill
-from pipeline.decoding.verification import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
-from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.decoding.verification import (
+    ExactMatch,
+    RuleVerifier,
+    SampledPath,
+    SpeculativeSampling,
+    Verifier,
+)
+from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import load_model, load_pair
 from pipeline.models.logit_comparison import read_drafter
@@ -43,11 +54,11 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class DecodingPair:
+class DecodingSession:
     """A target, its drafter (None where all methods do without), and the settings of both."""
 
     target: LanguageModel
-    drafter: LanguageModel | HiddenDrafter | None
+    drafter: LanguageModel | Eagle3Drafter | None
     runs: list[Method]  # baselines first
     steps: int
     seed: int
@@ -55,12 +66,12 @@ class DecodingPair:
     lookup_match: str = "latest"  # or "earliest"
 
 
-def load_decoding_pair(
+def load_session(
     task: Task, methods: Sequence[Method], tokenizer: Any, steps: int
-) -> DecodingPair:
+) -> DecodingSession:
     """Load both models and cut their logits to the rows that both have."""
     runtime, settings = task.runtime, task.settings
-    drafter: LanguageModel | HiddenDrafter | None = None
+    drafter: LanguageModel | Eagle3Drafter | None = None
     if len(runtime.models) == 1:
         target = load_model(*runtime.models)
         target.check_drafts(runtime.models[0].key)
@@ -74,7 +85,7 @@ def load_decoding_pair(
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
-    return DecodingPair(
+    return DecodingSession(
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
         drafter,
@@ -99,7 +110,7 @@ def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, st
     return None, reason
 
 
-def check_fits(pair: DecodingPair, prompt: Prompt) -> None:
+def check_fits(pair: DecodingSession, prompt: Prompt) -> None:
     """Check that a prompt and its answer fit into the contexts of the models that decode it."""
     models = [pair.target]
     if isinstance(pair.drafter, LanguageModel) and any(run.drafter == "model" for run in pair.runs):
@@ -108,15 +119,15 @@ def check_fits(pair: DecodingPair, prompt: Prompt) -> None:
         check_prompt(model, prompt.token_ids, pair.steps)
 
 
-def read_prompt(pair: DecodingPair, prompt: Prompt, steps: int) -> Prefill:
+def read_prompt(pair: DecodingSession, prompt: Prompt, steps: int) -> Prefill:
     """Read a prompt once for all methods; each decodes an answer of at most `steps` tokens."""
-    layers = pair.drafter.layers if isinstance(pair.drafter, HiddenDrafter) else ()
-    drafted = max(room(method.topology) for method in pair.runs)
+    layers = pair.drafter.layers if isinstance(pair.drafter, Eagle3Drafter) else ()
+    drafted = max(cache_columns_beyond_text(method.topology) for method in pair.runs)
     return prefill(pair.target, prompt.token_ids, steps, layers, drafted)
 
 
 def decode_timed(
-    pair: DecodingPair, method: Method, prompt: Prompt, read: Prefill
+    pair: DecodingSession, method: Method, prompt: Prompt, read: Prefill
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device, length = pair.target.device, method.draft_length
@@ -130,7 +141,7 @@ def decode_timed(
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
-def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
+def warm_up(pair: DecodingSession, prompts: Sequence[Prompt]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
 
     def warm(prompt: Prompt) -> bool:
@@ -149,7 +160,7 @@ def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def drafter_of(pair: DecodingPair, method: Method, choice: choices.Choice) -> Drafter:
+def drafter_of(pair: DecodingSession, method: Method, choice: choices.Sampler) -> Drafter:
     """Return the drafter of `method`, whose tokens are chosen by `choice`."""
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
@@ -160,29 +171,31 @@ def drafter_of(pair: DecodingPair, method: Method, choice: choices.Choice) -> Dr
     return model_drafter(pair.drafter, choice, tree)
 
 
-def scheme_of(method: Method, noise: choices.Noise) -> tuple[choices.Choice, Verifier]:
+def scheme_of(method: Method, noise: choices.Noise) -> tuple[choices.Sampler, Verifier]:
     """Return the choice of drafted tokens and the verifier of `method`."""
     t = method.temperature
     if method.sampling == RACES:
-        race = choices.Race(t, noise)
-        return race, Match(race)
+        race = choices.GumbelSampler(t, noise)
+        return race, ExactMatch(race)
     if method.drafter == "none" and t > 0:
-        drawn = choices.Inversion(t, noise, choices.TOKEN)
-        return drawn, Match(drawn)
+        drawn = choices.InverseCdfSampler(t, noise, choices.TOKEN)
+        return drawn, ExactMatch(drawn)
     if method.drafts_most_probable:
-        return choices.Greedy(), DrawnPath(t, noise, method.rule)
+        return choices.GreedySampler(), SampledPath(t, noise, method.rule)
     if t > 0:
         chain = method.tree is None
         drafted = (
-            choices.Inversion(t, noise, choices.DRAFT) if chain else choices.DrawnRace(t, noise)
+            choices.InverseCdfSampler(t, noise, choices.DRAFT)
+            if chain
+            else choices.GumbelWithoutReplacement(t, noise)
         )
         return drafted, SpeculativeSampling(t, noise, method.rule)
     if method.rule is None or method.lossless:
-        return choices.Greedy(), Match(choices.Greedy())
-    return choices.Greedy(), Relaxed(method.rule)
+        return choices.GreedySampler(), ExactMatch(choices.GreedySampler())
+    return choices.GreedySampler(), RuleVerifier(method.rule)
 
 
-def run_facts(method: Method) -> Json:
+def run_metadata(method: Method) -> Json:
     """Return a record's facts on a run: its name, settings, and the shape of its tree."""
     facts: Json = {"method": method.name, "lossless": method.lossless, **method.to_mapping()}
     shape = method.topology
@@ -193,7 +206,7 @@ def run_facts(method: Method) -> Json:
     return facts
 
 
-def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
+def compare_with_baseline(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
     """Return the agreement of an answer with the baseline's; lengths may differ."""
     same = [a == b for a, b in zip(tokens, baseline, strict=False)]
     return {
@@ -203,7 +216,7 @@ def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
 
 
 @torch.inference_mode()
-def read_again(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+def score_answer(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     """Return the target's logits (n, V) from which the n tokens of an answer were chosen.
 
     And the hidden states (1, m, layers, d) of the text without its last token, None without layers.
@@ -212,14 +225,14 @@ def read_again(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | N
     if len(answer) > 1:
         cache = read.cache.copy(read.cache.layers)
         ids = torch.tensor([answer[:-1]], device=logits.device)
-        logits = torch.cat([logits, cache.extend(ids)[0]])
+        logits = torch.cat([logits, cache.append(ids)[0]])
         if hidden is not None and cache.hidden is not None:
             hidden = torch.cat([hidden, cache.hidden], 1)
     return logits, hidden
 
 
 def draft_logits(
-    pair: DecodingPair, prompt: Sequence[int], answer: Sequence[int], hidden: Tensor | None
+    pair: DecodingSession, prompt: Sequence[int], answer: Sequence[int], hidden: Tensor | None
 ) -> Tensor:
     """Return the drafter's logits (n, V) at the n tokens of an answer; a head reads `hidden`."""
     assert pair.drafter is not None
@@ -227,7 +240,7 @@ def draft_logits(
     return read_drafter(pair.drafter, text, hidden, len(answer))[0][0]
 
 
-def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
+def log_probability_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
     """Return log(p0 / p(token)), (n,) float64, of the n tokens of an answer with logits (n, V)."""
     chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.amax(1).double() - chosen.double()

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import ROOT, DynamicTree, Topology, sequence
-from pipeline.decoding.sampling import Choice, Greedy, first_tokens
+from pipeline.decoding.sampling import GreedySampler, Sampler, first_tokens
 from pipeline.models.devices import read, send
 from pipeline.models.kv_session import TreePass, tree_pass
 
-lately = lru_cache(128)  # of shapes that calls choose anew the latest are kept
-within, chain = lately(Topology.within), lately(sequence)
+cached_shape = lru_cache(128)  # of shapes that calls choose anew the latest are kept
+within, chain = cached_shape(Topology.within), cached_shape(sequence)
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def readable(tokens: Tensor) -> Tensor:
     return tokens.clamp(min=0)
 
 
-@lately
+@cached_shape
 def inner_nodes(tree: Topology) -> tuple[int, ...]:
     """Return the nodes with children, the root first: the order in which a drafter reads them."""
     return tuple(node for node in range(ROOT, len(tree)) if tree.children[node])
 
 
-@lately
+@cached_shape
 def verification_pass(tree: Topology, device: torch.device, dtype: torch.dtype) -> TreePass | None:
     """Return the pass in which a target reads the root (the last token of the text) and nodes."""
     if tree.is_chain:
@@ -67,7 +67,7 @@ def verification_pass(tree: Topology, device: torch.device, dtype: torch.dtype) 
     return tree_pass(send(seen, device), send((0, *tree.depths), device), dtype)
 
 
-class Walk:
+class AncestorMask:
     """The passes of a drafter over nodes below a text, one for each level."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -92,7 +92,7 @@ class Level(NamedTuple):
     above: Tensor  # (r,) of each of these, which of the nodes read in the pass before is its parent
 
 
-@lately
+@cached_shape
 def levels_of(tree: Topology, device: torch.device) -> tuple[Level, ...]:
     """Return the levels of a tree."""
     starts = [*(tree.depths.index(depth) for depth in range(1, tree.depth + 1)), len(tree)]
@@ -109,10 +109,12 @@ def levels_of(tree: Topology, device: torch.device) -> tuple[Level, ...]:
     return tuple(made)
 
 
-class Fixed:
+class StaticTreeBuilder:
     """A draft of a fixed shape, level after level, from the token at a position on."""
 
-    def __init__(self, tree: Topology, choice: Choice, position: int, device: torch.device) -> None:
+    def __init__(
+        self, tree: Topology, choice: Sampler, position: int, device: torch.device
+    ) -> None:
         self.depth, self._tree = tree.depth, tree
         self._choice, self._position = choice, position
         self._levels = None if tree.is_chain else levels_of(tree, device)
@@ -144,14 +146,16 @@ class Fixed:
         return draft, {node: at for at, node in enumerate(inner_nodes(self._tree)[1:])}
 
 
-class Grown:
+class DynamicTreeBuilder:
     """A tree that grows, level after level, from the token at a position on; see `DynamicTree`.
 
     Of all candidates it knows the logarithm of the value, -inf of NOTHING; the parent among them;
     and the column in the drafter's cache after the text, -1 of those that are not read.
     """
 
-    def __init__(self, growth: DynamicTree, count: int, choice: Greedy, position: int) -> None:
+    def __init__(
+        self, growth: DynamicTree, count: int, choice: GreedySampler, position: int
+    ) -> None:
         self.depth, self._growth = min(count, growth.depth), growth
         self._choice, self._position = choice, position
         self._levels: list[tuple[Tensor, ...]] = []  # tokens, values, parents, columns

@@ -19,10 +19,10 @@ from analysis.decoding.schemes import NOTHING, Flags
 from analysis.rules import Rule
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT
-from pipeline.decoding.sampling import TOKEN, BrokenLogitsError, Choice, Inversion, Noise
+from pipeline.decoding.sampling import TOKEN, BrokenLogitsError, InverseCdfSampler, Noise, Sampler
 from pipeline.decoding.tree_drafting import Draft, inner_nodes, readable
 from pipeline.models.devices import read, send
-from pipeline.models.logit_statistics import Found, argmax, logit_statistics, top_k
+from pipeline.models.logit_statistics import StatisticsColumns, argmax, logit_statistics, top_k
 
 # The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
 Verified = tuple[tuple[int, ...], int, list[int]]
@@ -42,14 +42,14 @@ class Verifier(Protocol):
         ...
 
 
-class Match:
+class ExactMatch:
     """Accepts the token that the target would choose itself.
 
     With `Greedy` this is strict greedy verification, with `Race` an exponential race; without a
     draft it is autoregressive decoding.
     """
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: Sampler) -> None:
         self._choice = choice
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
@@ -59,7 +59,7 @@ class Match:
         return *schemes.matching_path(draft.tree, drafted, lambda at, _: choices[at + 1]), drafted
 
 
-class Relaxed:
+class RuleVerifier:
     """Accepts by a rule; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
 
     Of a tree it accepts the longest path, of equally long ones the first.
@@ -71,21 +71,25 @@ class Relaxed:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
         """Accept the longest path of which the rule accepts every token."""
         parents, before = draft.tree.parents, parent_rows(logits, draft)
-        wanted = asked(self._rule, before, draft.tokens) if parents else []
+        wanted = rule_inputs(self._rule, before, draft.tokens) if parents else []
         drafted, (best, *values) = read_call(logits, draft, argmax(logits), *wanted)
         accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
         if not accepts.all():
-            accepts |= judged(self._rule, logits.shape[1], values)
+            accepts |= apply_rule(self._rule, logits.shape[1], values)
         path = schemes.longest_path(parents, accepts)
         last = path[-1] if path else ROOT
         return path, int(best[last + 1]), drafted
 
 
-class DrawnPath:
+class SampledPath:
     """Accepts drawn tokens of a draft of most probable ones; by a rule those of rank 2 and up."""
 
     def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
-        self._target, self._noise, self._rule = Inversion(temperature, noise, TOKEN), noise, rule
+        self._target, self._noise, self._rule = (
+            InverseCdfSampler(temperature, noise, TOKEN),
+            noise,
+            rule,
+        )
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Follow the tree as long as a child is drawn or kept."""
@@ -102,14 +106,14 @@ class DrawnPath:
         if self._rule is None or not len(draft.tokens):
             return read_call(logits, draft)[0], None
         before = parent_rows(logits, draft)
-        drafted, values = read_call(logits, draft, *asked(self._rule, before, draft.tokens))
-        return drafted, judged(self._rule, logits.shape[1], values, beyond_first=True)
+        drafted, values = read_call(logits, draft, *rule_inputs(self._rule, before, draft.tokens))
+        return drafted, apply_rule(self._rule, logits.shape[1], values, beyond_first=True)
 
     def _weights(self, logits: Tensor, node: int) -> Tensor:
         return self._target.weights(logits[node + 1][None])[0]
 
 
-class SpeculativeSampling(DrawnPath):
+class SpeculativeSampling(SampledPath):
     """Accepts drawn tokens with probability min(1, p/q); the next comes from the residual.
 
     Of a tree, whose siblings are drawn without replacement (GSS), it tests one after the other.
@@ -163,14 +167,17 @@ def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     return logits[send(draft.tree.parents, logits.device) + 1]
 
 
-def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
+def rule_inputs(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     """Return the values that a rule needs at drafted tokens (n,) under logits (n, V), as n rows.
 
     It sees as many of the most probable tokens as it says that it looks at; all where it does not
     say what decides.
     """
     all_ = rule.decided_by == Rule.decided_by
-    k, found = logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]), Found()
+    k, found = (
+        logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]),
+        StatisticsColumns(),
+    )
     if rule.decided_by:
         found = logit_statistics(logits, k)
         values, ids = found["top_logits"], found["top_ids"]
@@ -182,7 +189,7 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     return [drafted, ids, values, own, *(found[name] for name in rule.decided_by)]
 
 
-def judged(
+def apply_rule(
     rule: Rule, size: int, given: list[NDArray[Any]], *, beyond_first: bool = False
 ) -> Flags:
     """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.

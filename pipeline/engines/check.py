@@ -22,7 +22,7 @@ from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.core.errors import PipelineError
 from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.runs import Run
-from pipeline.models.kv_session import Texts
+from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model, load_pair
 from pipeline.models.logit_comparison import compare_logits, read_pair
 from pipeline.study import Study
@@ -42,7 +42,7 @@ class Check(NamedTuple):
     text: str
 
 
-class Asked(NamedTuple):
+class PromptAnswer(NamedTuple):
     """A prompt, and the answer to it, as token ids; and what the answer counts."""
 
     prompt: list[int]
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Along:
+class AnswerScores:
     """What the models give along an answer of n tokens, at depths 1 to D; 0 without a drafter."""
 
     gap: NDArray[np.float32]  # (n,) how far each token's logit is below the largest; -1: the argmax
@@ -60,7 +60,7 @@ class Along:
 
 
 @dataclass
-class Replayed:
+class CallComparison:
     """Calls of an engine beside those predicted along its answers, counted over all answers.
 
     Prefill emits the first token of an answer; a call that begins at step s is followed by one at
@@ -141,7 +141,7 @@ class CheckedStudy:
             )
         self._drafter, self._depths = None, 1
         self._temperature = config.certificates.temperature
-        self._known: dict[tuple[tuple[int, ...], int], Along] = {}
+        self._known: dict[tuple[tuple[int, ...], int], AnswerScores] = {}
         if config.drafter is None:
             self._target = load_model(study.task("distributions").runtime.models[0])
             return
@@ -162,7 +162,7 @@ class CheckedStudy:
             found.append(Check(not replayed.rejected, "certified", text))
         return [*found, self._tokens(base, run, alone)]
 
-    def _asked(self, run: Run) -> dict[str, Asked]:
+    def _asked(self, run: Run) -> dict[str, PromptAnswer]:
         """Return the answers of a run, of at most `distributions.steps` tokens."""
         asked = {}
         for name, answer in run.counts.answers.items():
@@ -178,13 +178,13 @@ class CheckedStudy:
                 )
             if answer.tokens:
                 steps = self._config.distributions.steps
-                asked[name] = Asked(answer.prompt, answer.tokens[:steps], answer)
+                asked[name] = PromptAnswer(answer.prompt, answer.tokens[:steps], answer)
         if not asked:
             raise PipelineError(f"{run.path} has no answers to check: give those of pipeline.ask")
         return asked
 
     @torch.inference_mode()
-    def _along(self, asked: Asked) -> Along:
+    def _along(self, asked: PromptAnswer) -> AnswerScores:
         """Read an answer behind its prompt, once."""
         answer = asked.tokens
         tokens, n = [*asked.prompt, *answer], len(answer)
@@ -196,7 +196,7 @@ class CheckedStudy:
         said = torch.tensor(answer, device=ids.device)
         right = certified = np.zeros((0, n), dtype=bool)
         if self._drafter is None:
-            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
+            logits = KVSession(self._target, len(tokens)).prefill(ids, n)[0]
         else:
             logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
             right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
@@ -210,10 +210,10 @@ class CheckedStudy:
             certified = kl < _certificates(logits[:, :size], self._temperature)
         below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
         gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
-        self._known[key] = Along(gap.cpu().numpy(), right, certified)
+        self._known[key] = AnswerScores(gap.cpu().numpy(), right, certified)
         return self._known[key]
 
-    def _predict(self, run: Run, asked: Asked) -> list[tuple[int, int, int]]:
+    def _predict(self, run: Run, asked: PromptAnswer) -> list[tuple[int, int, int]]:
         """Return drafted, accepted and emitted tokens of the passes of a run along an answer."""
         length, lookup = run.length or 0, self._config.decoding
         if self._config.drafter is not None:
@@ -225,8 +225,8 @@ class CheckedStudy:
             asked.prompt, asked.tokens, length, lookup.lookup, lookup.lookup_match, limit
         )
 
-    def _replay(self, run: Run, drafted: dict[str, Asked]) -> Replayed:
-        replayed, length = Replayed(), run.length or 0
+    def _replay(self, run: Run, drafted: dict[str, PromptAnswer]) -> CallComparison:
+        replayed, length = CallComparison(), run.length or 0
         for name, asked in drafted.items():
             predicted = [call[:2] for call in self._predict(run, asked) if call[0]]
             counts = asked.counts
@@ -241,7 +241,7 @@ class CheckedStudy:
             replayed.add(name, predicted, calls)
         return replayed
 
-    def _texts(self, alone: dict[str, Asked], drafted: dict[str, Asked]) -> Check:
+    def _texts(self, alone: dict[str, PromptAnswer], drafted: dict[str, PromptAnswer]) -> Check:
         theirs = {tuple(asked.prompt): asked for asked in drafted.values()}
         gaps: list[float] = []  # of logits where texts part: that of the token farther from the top
         prompts = shorter = 0
@@ -266,7 +266,7 @@ class CheckedStudy:
             text += f"; {shorter} end where the other goes on"
         return Check(bool(prompts) and not far and not shorter, "texts", text)
 
-    def _tokens(self, base: Run, run: Run, alone: dict[str, Asked]) -> Check:
+    def _tokens(self, base: Run, run: Run, alone: dict[str, PromptAnswer]) -> Check:
         """Hold the tokens per pass predicted without the engine's drafts against its own."""
         calls = [call for asked in alone.values() for call in self._predict(run, asked)]
         if not calls:
@@ -279,7 +279,7 @@ class CheckedStudy:
         return Check(bool(near), "tokens", text)
 
 
-def _calls(replayed: Replayed, engine: str) -> Check:
+def _calls(replayed: CallComparison, engine: str) -> Check:
     if not replayed.answers:
         text = "nothing was compared: no answer reports a draft before its last, which may go "
         return Check(False, "calls", text + "beyond the answer's end: ask for longer answers")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.kv_session import Texts
+from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import LanguageModel
-from pipeline.models.logit_statistics import Found, invert, logit_statistics
+from pipeline.models.logit_statistics import StatisticsColumns, invert, logit_statistics
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
@@ -24,7 +24,7 @@ def decode_batch(
     prompts: Mapping[str, list[int]],
     settings: Mapping[str, Any],
     progress: Callable[[int], object],
-) -> Found:
+) -> StatisticsColumns:
     """Decode B prompts together, left-padded, with a key-value cache.
 
     A step takes the statistics of the logits, chooses the token and runs the model on it. Prompts
@@ -40,14 +40,14 @@ def decode_batch(
     by_prompt = [uniforms(settings["seed"], name, steps) for name in prompts]
     noise = torch.from_numpy(np.stack(by_prompt)).to(device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=device)
-    out: Found = {}
+    out: StatisticsColumns = {}
     rows = torch.arange(len(prompts), device=device)  # still decoding
 
     width = max(map(len, prompts.values()))
     padded = [[0] * (width - len(ids)) + ids for ids in prompts.values()]
     padding = torch.tensor([width - len(ids) for ids in prompts.values()], device=device)
-    texts = Texts(model, width + steps, padding=padding)
-    logits = texts.read(torch.tensor(padded, device=device))[:, -1]
+    texts = KVSession(model, width + steps, padding=padding)
+    logits = texts.prefill(torch.tensor(padded, device=device))[:, -1]
     for step in range(steps):
         columns = logit_statistics(logits, k, settings["certified_temperature"])
         columns["top_ids"] = columns["top_ids"].int()
@@ -70,8 +70,8 @@ def decode_batch(
                 break
             if share <= 1 - RETIRE_SHARE:
                 rows, token = rows[going], token[going]
-                texts.select(going.nonzero()[:, 0])
-        logits = texts.extend(token[:, None])[:, -1]
+                texts.keep_rows(going.nonzero()[:, 0])
+        logits = texts.append(token[:, None])[:, -1]
     ended = torch.isin(out["token_id"], eos)
     out["lengths"] = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
     return out

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.models.devices import send
-from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.language_model import LanguageModel
 
 TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
-Model = LanguageModel | HiddenDrafter  # both have the same `read`
+Model = LanguageModel | Eagle3Drafter  # both have the same `forward`
 
 
 def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
@@ -44,7 +44,7 @@ def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
     return after
 
 
-def _early(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
+def _prefill_segments(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Return how many of the first rows read alone up to which column; each saves 1/16 of all."""
     parts, begin, count = list[tuple[int, int]](), 0, len(padding)
     for rows in range(1, count):
@@ -54,7 +54,7 @@ def _early(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
     return parts
 
 
-class Texts:
+class KVSession:
     """B texts that a model has read, equally long in columns of its cache; drafts follow one text.
 
     Attributes:
@@ -90,7 +90,7 @@ class Texts:
         for layer in self._windows:  # until the next roll-back they keep more than their window
             layer.activate_past_recording()
 
-    def read(self, ids: Tensor, keep: int = 1) -> Tensor:
+    def prefill(self, ids: Tensor, keep: int = 1) -> Tensor:
         """Read prompts (B, n) as `extend` does; return the logits after the last token only.
 
         Columns that are padding behind the first rows are read by these alone: of a batch, the
@@ -98,16 +98,16 @@ class Texts:
         """
         padding = self._padding
         if padding is None or not all(layer.is_croppable for layer in self.cache.layers):
-            return self.extend(ids, keep=keep)
-        parts = [(0, 0), *_early(padding.tolist(), ids.shape[1]), ids.shape]
+            return self.append(ids, keep=keep)
+        parts = [(0, 0), *_prefill_segments(padding.tolist(), ids.shape[1]), ids.shape]
         for (before, begin), (rows, end) in pairwise(parts):
             if before:  # rows that join begin with columns of the last one, which they do not see
-                self.select(torch.arange(rows, device=ids.device).clamp(max=before - 1))
+                self.keep_rows(torch.arange(rows, device=ids.device).clamp(max=before - 1))
             self._padding = padding[:rows]
-            logits = self.extend(ids[:rows, begin:end], keep=keep)
+            logits = self.append(ids[:rows, begin:end], keep=keep)
         return logits
 
-    def extend(
+    def append(
         self,
         ids: Tensor,
         tree: TreePass | None = None,
@@ -125,7 +125,7 @@ class Texts:
         elif self._padding is not None:
             at = torch.arange(end, device=ids.device) - self._padding[:, None]
             mask, positions = (at >= 0).long(), at[:, self.length :].clamp(min=0)
-        logits, self.hidden = self.model.read(
+        logits, self.hidden = self.model.forward(
             ids, self.cache, mask, positions, keep=keep, layers=self.layers, features=features
         )
         self.length = end
@@ -134,21 +134,21 @@ class Texts:
         rows = self.model.vocab_size  # a drafter may have fewer
         return logits if logits.shape[2] == rows else logits[..., :rows]
 
-    def crop(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Keep the first `length` columns; a window drops what it kept beyond its own for this."""
         kept = min(length, self.length)
         for layer in self.cache.layers if kept < self.length else self._windows:
             layer.crop(kept - self.length)
         self.length = kept
 
-    def keep(self, length: int, path: Sequence[int]) -> None:
+    def commit_path(self, length: int, path: Sequence[int]) -> None:
         """Keep the first `length` columns and, of the ones read after them, those of `path`."""
         if list(path) != list(range(len(path))):
             index = send([length + at for at in path], self.model.device)
             for layer in self.cache.layers:
                 for states in (layer.keys, layer.values):
                     states[:, :, length : length + len(path)] = states.index_select(2, index)
-        self.crop(length + len(path))
+        self.truncate(length + len(path))
 
     def hidden_after(self, path: Sequence[int]) -> Tensor | None:
         """Return those of `hidden` (B, 1 + p, ...) of the token before a draft, and of a path."""
@@ -156,14 +156,14 @@ class Texts:
             return None
         return self.hidden[:, send([0, *(at + 1 for at in path)], self.hidden.device)]
 
-    def copy(self, layers: Sequence[int]) -> Texts:
+    def copy(self, layers: Sequence[int]) -> KVSession:
         """Return the same texts with a cache of their own; hidden states follow after `layers`."""
         other = copy.copy(self)
         other.cache, other._windows = copy.deepcopy((self.cache, self._windows))
         other.layers = layers
         return other
 
-    def select(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Keep only the texts `rows` (b,), indices in their new order."""
         self.cache.reorder_cache(rows)
         if self._padding is not None:

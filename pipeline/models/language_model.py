@@ -49,7 +49,7 @@ class LanguageModel:
         """Of hidden states and attention."""
         return self.module.dtype
 
-    def read(
+    def forward(
         self,
         ids: Tensor,
         cache: DynamicCache,
@@ -126,7 +126,7 @@ class LanguageModel:
     def cache_bytes(self) -> int:
         """Bytes the key-value cache holds for one token of one sequence."""
         cache = self.new_cache(1)
-        self.read(torch.zeros((1, 1), dtype=torch.long, device=self.device), cache)
+        self.forward(torch.zeros((1, 1), dtype=torch.long, device=self.device), cache)
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
     def memory_bytes(self) -> int:
@@ -134,7 +134,7 @@ class LanguageModel:
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
-class Head(nn.Module):
+class LMHead(nn.Module):
     """The final projection, with logits in a dtype of its own.
 
     A product of two numbers of 16 bits is exact in float32. So on CUDA, where tensor cores take

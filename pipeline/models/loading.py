@@ -33,10 +33,10 @@ from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
 from pipeline.inputs.hub import MODEL_FILES, TOKENIZER_FILES, model_folder
 from pipeline.models.devices import choose_device, set_up
-from pipeline.models.eagle3.drafter import HiddenDrafter
+from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.eagle3.loading import check_head, load_head
-from pipeline.models.kv_session import Texts
-from pipeline.models.language_model import Head, LanguageModel
+from pipeline.models.kv_session import KVSession
+from pipeline.models.language_model import LanguageModel, LMHead
 from pipeline.models.tokens import check_same_tokens, common_rows
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
@@ -152,14 +152,14 @@ def wrap(
 ) -> LanguageModel:
     """Put a transformers model on `device`, its final projection in `head_dtype`."""
     module = module.eval().requires_grad_(False).to(device)
-    module.config.get_text_config().tie_last_hidden_states = False  # see `LanguageModel.read`
+    module.config.get_text_config().tie_last_hidden_states = False  # see `LanguageModel.forward`
     head = module.get_output_embeddings()
     wanted = getattr(torch, head_dtype)
     if not isinstance(head, nn.Linear):
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
         with _loading(f"{key}: {type(module).__name__}", MODEL):
-            module.set_output_embeddings(Head(head, wanted))
+            module.set_output_embeddings(LMHead(head, wanted))
     return LanguageModel(module, label, device, head.out_features, eos)
 
 
@@ -174,7 +174,7 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
 
 def load_pair(
     target: ModelSpec, drafter: ModelSpec
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
+) -> tuple[LanguageModel, LanguageModel | Eagle3Drafter]:
     """Load target and drafter."""
     model = load_model(target)
     model.check_drafts(target.key)
@@ -258,11 +258,11 @@ def _read_both_ways(model: LanguageModel, tokenizer: Any) -> tuple[Tensor, Tenso
     ]
     ids = text.repeat(2, 1)
     ids[1, :PADDED] = 0
-    texts = Texts(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
+    texts = KVSession(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
     ends = [*range(TOKENS - STEPS, TOKENS + 1)]
     if model.new_cache(1).is_croppable:
         del ends[ALONE + 1 : -1]
-    cached = [texts.extend(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
+    cached = [texts.append(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
     return torch.stack(plain).double(), torch.cat(cached[1:], dim=1).double()
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.eagle3.drafter import HiddenDrafter, given_text
-from pipeline.models.kv_session import Texts
+from pipeline.models.eagle3.drafter import Eagle3Drafter, teacher_forced_outputs
+from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import CPU_CHUNK, Found, argmax, ranks_of
+from pipeline.models.logit_statistics import CPU_CHUNK, StatisticsColumns, argmax, ranks_of
 
 CUDA_CHUNK = 1 << 23  # float64 values of one array on a GPU; about ten are held at once
 AT_DEPTH = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")
@@ -26,7 +26,7 @@ AT_DEPTH = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")
 @torch.inference_mode()
 def read_pair(
     target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
+    drafter: LanguageModel | Eagle3Drafter,
     ids: Tensor,
     keep: int,
     depths: int = 1,
@@ -36,24 +36,26 @@ def read_pair(
     They are the target's, the drafter's by depth of a draft (a language model has one depth), and
     those of `HiddenDrafter.completed`.
     """
-    text = Texts(target, ids.shape[1], drafter.layers if isinstance(drafter, HiddenDrafter) else ())
-    logits = text.read(ids, keep)[0]
+    text = KVSession(
+        target, ids.shape[1], drafter.layers if isinstance(drafter, Eagle3Drafter) else ()
+    )
+    logits = text.prefill(ids, keep)[0]
     return logits, *read_drafter(drafter, ids, text.hidden, keep, depths)
 
 
 @torch.inference_mode()
 def read_drafter(
-    drafter: LanguageModel | HiddenDrafter,
+    drafter: LanguageModel | Eagle3Drafter,
     ids: Tensor,
     hidden: Tensor | None,
     keep: int,
     depths: int = 1,
 ) -> tuple[list[Tensor], Tensor | None]:
     """Return what `read_pair` does of the drafter; a head reads the target's `hidden` states."""
-    if not isinstance(drafter, HiddenDrafter):
-        return [Texts(drafter, ids.shape[1]).read(ids, keep)[0]], None
+    if not isinstance(drafter, Eagle3Drafter):
+        return [KVSession(drafter, ids.shape[1]).prefill(ids, keep)[0]], None
     assert hidden is not None
-    given = given_text(drafter.head, drafter.embed(ids), hidden, depths)
+    given = teacher_forced_outputs(drafter.head, drafter.embed(ids), hidden, depths)
     outputs = [output[0, -keep:] for output in given]
     drafts = [drafter.logits(output) for output in outputs]
     return drafts, drafter.completed(outputs[0], drafts[0])
@@ -66,7 +68,7 @@ def compare_logits(
     temperature: float,
     sampled: float | None = None,
     completed: Tensor | None = None,
-) -> Found:
+) -> StatisticsColumns:
     """Compare raw logits (B, V) with those of a drafter at each depth of a draft.
 
     `temperature` is that of all distributions; ranks are those of the raw logits. `sampled` is the
@@ -91,7 +93,7 @@ def compare_logits(
 
 def _compare(
     target: Tensor, drafts: Sequence[Tensor], temperature: float, completed: Tensor | None
-) -> Found:
+) -> StatisticsColumns:
     first = argmax(target)[:, None]
     log_p, p = _distribution(target, temperature)
     depths = []
@@ -137,7 +139,7 @@ def _kl(log_p: Tensor, p: Tensor, draft: Tensor, temperature: float) -> Tensor:
     return _zero_for_nan(d.mul_(p)).add_(apart).sum(1).clamp_(min=0)
 
 
-def _sampled(target: Tensor, draft: Tensor, temperature: float) -> Found:
+def _sampled(target: Tensor, draft: Tensor, temperature: float) -> StatisticsColumns:
     """Return the total variation, and the acceptance of exponential races with its lower bound.
 
     One race has the same winner under p and q with probability sum_i 1 / sum_j max(p_j / p_i,

@@ -11,10 +11,12 @@ MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
 STATISTICS = ("top_surprisal", "log_tail", "entropy")
-Found = dict[str, Tensor]  # what is known of rows, by column: fields (N, ...) or (B, n, ...)
+StatisticsColumns = dict[
+    str, Tensor
+]  # what is known of rows, by column: fields (N, ...) or (B, n, ...)
 
 
-def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> Found:
+def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> StatisticsColumns:
     """Return statistics of `logits` (B, V), by column; raw logits, the rest in nats.
 
     Everything is measured from the largest logit m, in float64, a few rows at a time:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.core.stage import Artifact, Inputs, Out
     from pipeline.core.workers import Progress, Result
     from pipeline.decoding.loop import Prefill
-    from pipeline.decoding.session import DecodingPair
+    from pipeline.decoding.session import DecodingSession
     from pipeline.settings.methods import Method
     from pipeline.study import Study
 
@@ -98,13 +98,13 @@ class AccuracyWorker:
     """A target and its drafter, with all methods and questions; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
-        from pipeline.decoding.session import load_decoding_pair
+        from pipeline.decoding.session import load_session
         from pipeline.models.loading import pair_tokenizer
 
         tokenizer = pair_tokenizer(*task.runtime.models)
         self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
         limit = max(question.max_tokens for question in self._questions.values())
-        self._pair = load_decoding_pair(task, task.runtime.methods, tokenizer, limit)
+        self._pair = load_session(task, task.runtime.methods, tokenizer, limit)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
 
     def names(self) -> list[str]:
@@ -126,20 +126,26 @@ class AccuracyWorker:
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
-        from pipeline.decoding.session import run_facts
+        from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
 
         runs = self._pair.runs
         return {
             "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
-            "runs": [run_facts(run) | {"baseline": runs.index(baseline(run))} for run in runs],
+            "runs": [run_metadata(run) | {"baseline": runs.index(baseline(run))} for run in runs],
             **describe_device(self._pair.target.device),
         }
 
 
-def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
+def answer(pair: DecodingSession, question: Question, text: Decode) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    from pipeline.decoding.session import Prompt, check_fits, compared, decode_timed, read_prompt
+    from pipeline.decoding.session import (
+        Prompt,
+        check_fits,
+        compare_with_baseline,
+        decode_timed,
+        read_prompt,
+    )
 
     limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
     check_fits(replace(pair, steps=limit), prompt)
@@ -149,7 +155,7 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
     rows: Tables = {"data": [], "timings/runs": []}
     for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
         alone = answers[pair.runs.index(baseline(method))].tokens
-        prefix = compared(made.tokens, alone)["common_prefix"]
+        prefix = compare_with_baseline(made.tokens, alone)["common_prefix"]
         at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
         _, gaps = score(tuple(alone))
         rows["data"].append({
@@ -176,12 +182,12 @@ def score_answer(
     """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
     from lm_eval.models.utils import postprocess_generated_text
 
-    from pipeline.decoding.session import nats_given_up, read_again
+    from pipeline.decoding.session import log_probability_given_up, score_answer
 
     cut = postprocess_generated_text(text(list(tokens)), question.until, None)
-    logits, _ = read_again(read, tokens)
+    logits, _ = score_answer(read, tokens)
     first, second = logits.topk(2, dim=1).values.double().T
-    nats = nats_given_up(logits, tokens)
+    nats = log_probability_given_up(logits, tokens)
     return {
         "answer": cut,
         "correct": question.right(cut),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.core.stage import Artifact, Inputs, Out
     from pipeline.core.workers import Progress, Result
     from pipeline.decoding.loop import Answer, Prefill
-    from pipeline.decoding.session import DecodingPair, Prompt
+    from pipeline.decoding.session import DecodingSession, Prompt
     from pipeline.settings.methods import Method
     from pipeline.study import Study
 
@@ -88,7 +88,7 @@ class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        from pipeline.decoding.session import load_decoding_pair, warm_up
+        from pipeline.decoding.session import load_session, warm_up
         from pipeline.inputs.decoded_artifacts import with_measured_trees
         from pipeline.models.loading import pair_tokenizer
 
@@ -96,7 +96,7 @@ class DecodingWorker:
         self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
         tokenizer = pair_tokenizer(*task.runtime.models)
-        self._pair = load_decoding_pair(task, methods, tokenizer, task.settings["steps"])
+        self._pair = load_session(task, methods, tokenizer, task.settings["steps"])
         warm_up(self._pair, self._prompts)
 
     def batch(self) -> int:
@@ -112,13 +112,13 @@ class DecodingWorker:
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""
-        from pipeline.decoding.session import run_facts
+        from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
 
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
         return {
-            "runs": [run_facts(method) for method in pair.runs],
+            "runs": [run_metadata(method) for method in pair.runs],
             "bytes": {
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
@@ -129,7 +129,7 @@ class DecodingWorker:
         }
 
 
-def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
+def decode_prompt(pair: DecodingSession, prompt: Prompt, turn: int) -> Tables:
     """Decode a prompt with every method, each prompt beginning with another, or say why not."""
     from pipeline.decoding.session import check_fits, decode_timed, or_reason, read_prompt
 
@@ -146,7 +146,7 @@ def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
 
 
 def prompt_rows(
-    pair: DecodingPair, prompt: Prompt, read: Prefill, timed: Sequence[tuple[Answer, int | None]]
+    pair: DecodingSession, prompt: Prompt, read: Prefill, timed: Sequence[tuple[Answer, int | None]]
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
     from pipeline.decoding import session as of_pair
@@ -161,7 +161,7 @@ def prompt_rows(
         key, tokens = {"prompt_id": prompt.prompt_id, "run": at}, tuple(answer.tokens)
         if run.drafter == "none":
             alone[run] = answer.tokens
-            logits, hidden = of_pair.read_again(read, tokens)
+            logits, hidden = of_pair.score_answer(read, tokens)
             if pair.drafter is not None:
                 drafts = of_pair.draft_logits(pair, read.prompt, tokens, hidden)
             if run.temperature == 0 and pair.drafter is not None:
@@ -172,9 +172,9 @@ def prompt_rows(
                 entropies = of_pair.entropy_columns(logits, drafts, run.temperature)
                 rows["contexts"] += by_position(key, entropies)
         elif tokens not in given_up:
-            logits, _ = of_pair.read_again(read, tokens)
+            logits, _ = of_pair.score_answer(read, tokens)
         if tokens not in given_up:
-            given_up[tokens] = float(of_pair.nats_given_up(logits, tokens).sum())
+            given_up[tokens] = float(of_pair.log_probability_given_up(logits, tokens).sum())
         rows["data"].append(
             {
                 **key,
@@ -186,7 +186,7 @@ def prompt_rows(
                 "text_tokens": len(prompt.token_ids) + len(tokens),
                 "ended": answer.ended,
                 "nats_given_up": given_up[tokens],
-                **of_pair.compared(answer.tokens, alone[baseline(run)]),
+                **of_pair.compare_with_baseline(answer.tokens, alone[baseline(run)]),
             }
         )
         rows["timings/runs"].append(

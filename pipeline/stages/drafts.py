@@ -191,7 +191,7 @@ class DraftsWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the pair and the run."""
         from pipeline.models.devices import describe_device, peak_memory
-        from pipeline.models.eagle3.drafter import HiddenDrafter
+        from pipeline.models.eagle3.drafter import Eagle3Drafter
 
         found: Json = {
             "vocab_size": self._rows,
@@ -201,7 +201,7 @@ class DraftsWorker:
             **describe_device(self.target.device),
             "peak_memory_bytes": peak_memory(self.target.device),
         }
-        if isinstance(self.drafter, HiddenDrafter):  # it runs in the dtypes of its target
+        if isinstance(self.drafter, Eagle3Drafter):  # it runs in the dtypes of its target
             entries = self._task.settings["target"]
             found["drafter"] = {name: entries[name] for name in ("dtype", "head_dtype")}
             found["completed"] = self.drafter.drafted is not None  # there is full_kl

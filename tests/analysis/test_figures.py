@@ -61,7 +61,7 @@ def test_curves_are_shares_strictly_above():
     for at, rule in ((0, RULES[0]), (2, RULES[2])):
         values, line = steps.certificates[rule][0], lines[rule.title]
         for eps, y in list(zip(line.get_xdata(), line.get_ydata(), strict=True))[::50]:
-            share, low, high = BOOTSTRAP.share(values > eps)
+            share, low, high = BOOTSTRAP.ratio_interval(values > eps)
             assert y == pytest.approx(share)
             assert {low.round(9), high.round(9)} <= set(bands[at])
     assert line.get_ydata()[-1] == 0.25  # empty regions stay above every level

@@ -24,7 +24,7 @@ from analysis.report.headline_tables import (
     verdict_text,
 )
 from analysis.report.results import EPS, FATES, Results, Target, median_answer
-from analysis.report.table import together
+from analysis.report.table import concat_targets
 from analysis.report.text import number_text, percent_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -171,7 +171,8 @@ def measured(folder, missing=False):
     pair = drafts(folder, z, w, deeper=(logits(1.0)[1],))
     found, _ = run(folder, pair, rules=JUDGED)
     frames = {
-        name: together([(T, found.read(file).to_pandas())]) for name, file in ACCEPTANCE.items()
+        name: concat_targets([(T, found.read(file).to_pandas())])
+        for name, file in ACCEPTANCE.items()
     }
     rules = {rule.label: rule for rule in JUDGED}
     return Results([T], rules, frames, "D")

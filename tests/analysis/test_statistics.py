@@ -46,7 +46,7 @@ def test_quantiles_and_means_agree_with_resamples_written_out():
         resample = in_full(values, prompts, times)
         assert quantiles.tolist() == [smallest_reached(resample, level) for level in LEVELS]
     values, prompts = clustered(1, share_infinite=0.0)
-    found = sampled.share(values)
+    found = sampled.ratio_interval(values)
     drawn = sorted(in_full(values, prompts, times).mean() for times in sampled.weights)
     # another order of addition; of 60 draws the second and the last but one end the interval
     assert found == pytest.approx((values.mean(), drawn[1], drawn[-2]), rel=1e-13)
@@ -73,7 +73,7 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     assert (grouped.count, grouped.weights.shape) == (20_000, (1000, 1000))
     assert (grouped.sums(grouped.steps) == 40_000).all()
     error = values.reshape(-1, 2).mean(axis=1).std() / math.sqrt(20_000)
-    value, low, high = grouped.share(values)
+    value, low, high = grouped.ratio_interval(values)
     assert value == pytest.approx(values.mean())
     assert (high - low) / error == pytest.approx(2 * 1.96, rel=0.1)
 

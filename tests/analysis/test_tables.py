@@ -16,7 +16,7 @@ from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.published import compare, outside, published_section, published_table
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
-from analysis.report.table import Table, csv_text, latex, pivoted
+from analysis.report.table import Table, cells_to_grid, csv_text, latex
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
 from analysis.rules import Cut, Multiplicative, Rule, StrictGreedy
@@ -91,7 +91,7 @@ def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked():
     """LaTeX and HTML have the same cells; names are text."""
     rows = [("x", "b", "1"), ("y", "b", "2"), ("x", "<a>", "3 %")]
     data = pd.DataFrame(rows, columns=["target", "rule", "cell"]).assign(n="n_%")
-    shown = pivoted(data, "rule", ["target", "n"], data["cell"])
+    shown = cells_to_grid(data, "rule", ["target", "n"], data["cell"])
     table = Table("one", "any", "A & B", data, shown.rename_axis(index="#"))
     assert shown.index.tolist() == ["b", "<a>"]
     assert shown.columns.tolist() == [("x", "n_%"), ("y", "n_%")]

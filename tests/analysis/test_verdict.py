@@ -15,11 +15,11 @@ from analysis.decoding.paired_accuracy import (
     ALL,
     Answered,
     accuracy,
-    difference,
     differing,
     losses,
-    mcnemar,
-    proportion,
+    mcnemar_p,
+    paired_difference_interval,
+    wilson_interval,
 )
 from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
 from analysis.rules import Additive, StrictGreedy
@@ -317,7 +317,7 @@ def test_a_relaxed_rule_is_decided_by_its_interval(right, margin, decision):
 @pytest.mark.parametrize(("right", "items"), [(0, 1), (1, 1), (3, 7), (50, 100), (299, 300)])
 def test_the_interval_of_a_proportion_is_scipys(right, items):
     wanted = stats.binomtest(right, items).proportion_ci(0.9, method="wilson")
-    assert proportion(right, items, 0.9) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    assert wilson_interval(right, items, 0.9) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
 
 
 def test_mcnemar_is_the_enumeration_of_fair_coins():
@@ -325,7 +325,7 @@ def test_mcnemar_is_the_enumeration_of_fair_coins():
         pairs = lost + won
         coins = [sum(toss) for toss in product((0, 1), repeat=pairs)]
         as_far = [abs(2 * heads - pairs) >= abs(lost - won) for heads in coins]
-        assert mcnemar(lost, won) == pytest.approx(sum(as_far) / len(as_far), abs=1e-15)
+        assert mcnemar_p(lost, won) == pytest.approx(sum(as_far) / len(as_far), abs=1e-15)
 
 
 def test_the_paired_interval_holds_the_truth_as_often_as_it_says():
@@ -333,11 +333,15 @@ def test_the_paired_interval_holds_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(0)
     for lost, won, items in ((0.002, 0.0, 300), (0.05, 0.01, 100), (0.1, 0.1, 50), (0.3, 0.1, 80)):
         drawn = rng.multinomial(items, [lost, won, 1 - lost - won], size=2000)
-        ends = [difference(int(c), int(b), items, 0.95) for c, b, _ in drawn]
+        ends = [paired_difference_interval(int(c), int(b), items, 0.95) for c, b, _ in drawn]
         held = [low <= won - lost <= high for low, high in ends]
         assert np.mean(held) >= 0.93, (lost, won, items)
 
-    assert difference(0, 0, 1, 0.95)[0] < 0 < difference(0, 0, 1, 0.95)[1]
-    assert difference(1, 0, 1, 0.95)[0] == -1.0
-    low, high = difference(3, 8, 40, 0.95)
-    assert difference(8, 3, 40, 0.95) == pytest.approx((-high, -low))
+    assert (
+        paired_difference_interval(0, 0, 1, 0.95)[0]
+        < 0
+        < paired_difference_interval(0, 0, 1, 0.95)[1]
+    )
+    assert paired_difference_interval(1, 0, 1, 0.95)[0] == -1.0
+    low, high = paired_difference_interval(3, 8, 40, 0.95)
+    assert paired_difference_interval(8, 3, 40, 0.95) == pytest.approx((-high, -low))

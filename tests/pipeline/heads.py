@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from conf.schema import HeadConfig
-from pipeline.models.eagle3.drafter import FeatureHead, HiddenDrafter, like_target
+from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_target
 from pipeline.models.language_model import linear_of
 from tests.pipeline import tiny
 
@@ -50,7 +50,7 @@ def states_of(target, text, layers):
 def random_head(target, drafted=None):
     """A head whose attention and outputs are neither flat nor certain, every time the same."""
     torch.manual_seed(4)
-    head = FeatureHead(config_of(target), len(LAYERS), fc_norm=True)
+    head = Eagle3Module(config_of(target), len(LAYERS), fc_norm=True)
     head.eval().requires_grad_(False)
     for parameter in head.parameters():
         if parameter.ndim == 2:
@@ -59,7 +59,7 @@ def random_head(target, drafted=None):
     if drafted is not None:
         rows = rows[drafted].bfloat16().to(rows.dtype)
     projection = like_target(target, linear_of(rows, None))
-    return HiddenDrafter(target, head, projection, LAYERS, "head", drafted, target.vocab_size)
+    return Eagle3Drafter(target, head, projection, LAYERS, "head", drafted, target.vocab_size)
 
 
 def random_weights(target, layers=3, *, ids=IDS, fc_norm=False, embedding=False):

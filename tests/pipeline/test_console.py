@@ -11,7 +11,7 @@ import pytest
 
 from conf import schema
 from pipeline import cli
-from pipeline.core.errors import CLOSED, INTERRUPTED, TERMINATED, noted
+from pipeline.core.errors import CLOSED, INTERRUPTED, TERMINATED, collect_errors
 from pipeline.core.paths import ROOT
 from pipeline.settings.composition import composed
 
@@ -36,7 +36,10 @@ def test_a_closed_pipe_ends_the_command_without_a_word():
                           stdout=writer, stderr=subprocess.PIPE, check=False)  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (CLOSED, b"")
-    with pytest.raises(BrokenPipeError), noted([]):  # nor is it a problem of a configuration
+    with (
+        pytest.raises(BrokenPipeError),
+        collect_errors([]),
+    ):  # nor is it a problem of a configuration
         raise BrokenPipeError
 
 

@@ -12,10 +12,10 @@ from transformers import (
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.core.errors import PipelineError
-from pipeline.decoding.drafters import HeadDrafter
-from pipeline.decoding.sampling import Greedy
+from pipeline.decoding.drafters import Eagle3TreeDrafter
+from pipeline.decoding.sampling import GreedySampler
 from pipeline.inputs.hub import Identities
-from pipeline.models.eagle3.drafter import given_text
+from pipeline.models.eagle3.drafter import teacher_forced_outputs
 from pipeline.models.eagle3.loading import LAYERS, load_head
 from pipeline.models.loading import wrap
 from tests.pipeline import heads, tiny
@@ -34,7 +34,7 @@ def target():
 
 def begun(model, text, tree=None):
     """A drafter that has read a text but its last token."""
-    drafter = HeadDrafter(model, Greedy(), tree)
+    drafter = Eagle3TreeDrafter(model, GreedySampler(), tree)
     hidden = states_of(model.target, text[:-1], model.layers)[None]
     drafter.begin(torch.tensor([text[:-1]]), 60, hidden)
     return drafter
@@ -68,7 +68,7 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
     # given texts: depth 1 reads the target's hidden states, depth 3 its own outputs
     whole = text + chosen
     states = states_of(target, whole, layers)[None]
-    outputs = given_text(model.head, model.embed(torch.tensor([whole])), states, 3)
+    outputs = teacher_forced_outputs(model.head, model.embed(torch.tensor([whole])), states, 3)
     assert torch.stack(outputs).isfinite().all()
     every = heads.layer(given, heads.embedding(target, given, whole[1:]),
                   heads.fused(target, given, whole[:-1], layers))  # fmt: skip
@@ -202,7 +202,7 @@ def test_states_are_those_between_the_layers(config, norm):
     ids = torch.tensor([[3, 9, 5, 1]])
     plain = module(input_ids=ids, output_hidden_states=True).hidden_states
     model = wrap(module, "any", torch.device("cpu"))
-    states = model.read(ids, model.new_cache(4), layers=(4, 0, 2))[1]
+    states = model.forward(ids, model.new_cache(4), layers=(4, 0, 2))[1]
     last, first, second = states.unbind(2)
     torch.testing.assert_close(first, plain[0], rtol=0, atol=0)
     torch.testing.assert_close(second, plain[2], rtol=0, atol=0)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline import engine
-from pipeline.engines.check import Replayed
+from pipeline.engines.check import CallComparison
 from pipeline.engines.counts import read_sums
 from pipeline.engines.logs import read_log, stacked
 from tests.engines import SAMPLES, answer_ids, lines
@@ -188,7 +188,7 @@ def test_short_answers_compare_nothing(outputs, tmp_path, capsys):
 
 
 def test_sums_that_may_lie_behind_the_end_compare_nothing():
-    replayed = Replayed()
+    replayed = CallComparison()
     replayed.add_sums("a", [(3, 0)], accepted=3, beyond=3)
     replayed.add("b", [(3, 3)], [(3, 0)])
     assert replayed.answers == 0
@@ -197,7 +197,7 @@ def test_sums_that_may_lie_behind_the_end_compare_nothing():
 
 
 def test_a_certified_token_that_was_rejected_is_counted():
-    replayed = Replayed()
+    replayed = CallComparison()
     certified = np.zeros((2, 8), dtype=bool)
     certified[0, 1] = certified[1, 2] = certified[0, 4] = True  # at depth 1, 2, and 1
     replayed.certify([(3, 1), (3, 0)], certified)  # from step 1: accepted, rejected; step 3

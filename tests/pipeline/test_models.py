@@ -16,11 +16,11 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.files import file_digest
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import prefill
-from pipeline.decoding.sampling import Greedy
+from pipeline.decoding.sampling import GreedySampler
 from pipeline.inputs import hub
 from pipeline.inputs.hub import Identities, Identity
 from pipeline.models.devices import check_threads
-from pipeline.models.kv_session import Texts
+from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model, load_tokenizer, relative_error
 from pipeline.study import check_models
 from tests.pipeline import tiny
@@ -38,7 +38,7 @@ def load(directory, device="cpu", **changes):
 
 def last_logits(model, ids):
     with torch.inference_mode():
-        return Texts(model, ids.shape[1]).read(ids)[:, -1]
+        return KVSession(model, ids.shape[1]).prefill(ids)[:, -1]
 
 
 def test_float32_head_of_a_bfloat16_model(directory):
@@ -71,9 +71,9 @@ def test_a_batch_is_read_as_its_prompts_are_and_padding_by_few(name, lengths, ea
     padded = [torch.nn.functional.pad(ids, (width - ids.shape[1], 0)) for ids in prompts]
     model.module.forward = lambda input_ids, **rest: (
         cells.append(input_ids.numel()), read(input_ids=input_ids, **rest))[1]  # fmt: skip
-    texts = Texts(model, width + 1, padding=torch.tensor([width - n for n in lengths]))
+    texts = KVSession(model, width + 1, padding=torch.tensor([width - n for n in lengths]))
     with torch.inference_mode():
-        batch = [texts.read(torch.cat(padded))[:, 0], texts.extend(torch.full((5, 1), 7))[:, 0]]
+        batch = [texts.prefill(torch.cat(padded))[:, 0], texts.append(torch.full((5, 1), 7))[:, 0]]
     assert sum(cells[:-1]) == early * 28 + 5 * 12
     for ids, *logits in zip(prompts, *batch, strict=True):
         plain = read(input_ids=torch.cat([ids, torch.tensor([[7]])], 1)).logits[0, -2:]
@@ -89,9 +89,9 @@ def test_preallocated_cache_equals_transformers(directory):
     results = []
     for cache in (model.new_cache(9), DynamicCache(config=model.module.config)):
         with torch.inference_mode():
-            model.read(ids[:, :7], cache)
+            model.forward(ids[:, :7], cache)
             cache.reorder_cache(keep.nonzero()[:, 0])
-            steps = [model.read(ids[keep, i : i + 1], cache)[0] for i in (7, 8)]
+            steps = [model.forward(ids[keep, i : i + 1], cache)[0] for i in (7, 8)]
         results.append(torch.stack(steps))
     assert torch.equal(*results)
     assert model.cache_bytes() == 2 * 2 * 1 * 32 * 4  # k and v, layers, heads, head_dim, float32
@@ -256,7 +256,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_p
         wanted = plain_greedy(model, prompt)
         read = prefill(model, prompt, LIMIT)  # once for both
         assert greedy(model, PromptLookup(2, CPU), read, 4).tokens == wanted
-        answer = greedy(model, Faulty(model, Greedy()), read, 4)
+        answer = greedy(model, Faulty(model, GreedySampler()), read, 4)
         assert answer.tokens == wanted
         for call in answer.calls:  # after a fault both caches are rolled back, and right again
             assert call.accepted == (

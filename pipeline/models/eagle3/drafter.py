@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from pipeline.models.language_model import Head, LanguageModel, new_cache
+from pipeline.models.language_model import LanguageModel, LMHead, new_cache
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -75,7 +75,7 @@ class Layer(nn.Module):
         return made
 
 
-class FeatureHead(nn.Module):
+class Eagle3Module(nn.Module):
     """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
 
     def __init__(self, shape: Mapping[str, Any], layers: int, fc_norm: bool) -> None:
@@ -104,7 +104,9 @@ class FeatureHead(nn.Module):
         return cos, sin
 
 
-def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
+def teacher_forced_outputs(
+    head: Eagle3Module, embedded: Tensor, hidden: Tensor, depth: int
+) -> list[Tensor]:
     """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
 
     At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
@@ -141,11 +143,11 @@ def _earlier(states: Tensor, tokens: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HiddenDrafter:
+class Eagle3Drafter:
     """A loaded head, ready to draft for its target."""
 
     target: LanguageModel  # the model whose hidden states it reads
-    head: FeatureHead  # the weights
+    head: Eagle3Module  # the weights
     projection: nn.Module  # gives logits of the tokens that can be drafted
     layers: tuple[int, ...]  # after how many of the target's layers it reads a hidden state
     label: str  # as printed
@@ -193,7 +195,7 @@ class HiddenDrafter:
         """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
         return new_cache(None, capacity)
 
-    def read(
+    def forward(
         self,
         ids: Tensor,
         cache: DynamicCache,
@@ -204,7 +206,7 @@ class HiddenDrafter:
         layers: Sequence[int] = (),  # noqa: ARG002 of language models
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after the last of `ids`, and the outputs; see `LanguageModel.read`."""
+        """Return the logits after the last of `ids`, and the outputs; see `LanguageModel.forward`."""
         assert features is not None
         layer = self.head.midlayer
         if positions is None:
@@ -235,4 +237,4 @@ class HiddenDrafter:
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
     """Return a projection that computes in the precision of the one of `target`."""
     given = target.module.get_output_embeddings()
-    return Head(rows, given.dtype) if isinstance(given, Head) else rows.to(target.module.dtype)
+    return LMHead(rows, given.dtype) if isinstance(given, LMHead) else rows.to(target.module.dtype)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
 from pipeline.inputs.hub import HEAD_FILES, PICKLED, model_folder
-from pipeline.models.eagle3.drafter import FeatureHead, HiddenDrafter, like_target
+from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 
 WEIGHTS = "model.safetensors"
@@ -34,15 +34,15 @@ OTHER = "take a drafter that was trained for this target"
 Weights = dict[str, Tensor]
 
 
-def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
+def load_head(spec: ModelSpec, target: LanguageModel) -> Eagle3Drafter:
     """Load a head for `target`, on its device and in its dtype."""
     shape, layers, weights = check_head(spec, target)
-    head = FeatureHead(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
+    head = Eagle3Module(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
     device, dtype, embedding = target.device, target.dtype, None
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
-    return HiddenDrafter(
+    return Eagle3Drafter(
         target,
         head.eval().requires_grad_(False).to(device, dtype),
         like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None)),
@@ -80,7 +80,7 @@ def check_head(
         )
     try:
         with torch.device("meta"):
-            head = FeatureHead(config, len(layers), fc_norm=bool(config.get("fc_norm")))
+            head = Eagle3Module(config, len(layers), fc_norm=bool(config.get("fc_norm")))
         weights = _weights(folder)
     except Exception as error:  # libraries raise many kinds; all mean the same to a user
         raise PipelineError(

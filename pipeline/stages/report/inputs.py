@@ -17,7 +17,7 @@ from analysis.decoding.speed import speed
 from analysis.report.bounds_table import RuleSteps
 from analysis.report.drafter_tables import part_statistics
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
-from analysis.report.table import together
+from analysis.report.table import concat_targets
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import top_probability
 from analysis.topk import TopK
@@ -154,7 +154,7 @@ def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source
     def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
         artifacts = [source.artifacts[stage] for source in sources]
         pairs = zip(targets, artifacts, strict=True)
-        return together((target.label, made.read(name).to_pandas()) for target, made in pairs)
+        return concat_targets((target.label, made.read(name).to_pandas()) for target, made in pairs)
 
     frames = {
         "top": pd.concat(map(top_statistics, targets), ignore_index=True),

@@ -8,31 +8,54 @@ import torch
 from analysis.rules import Additive, Mars
 from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sampling import DRAFT, DrawnRace, Greedy, Inversion, Race
-from pipeline.decoding.verification import DrawnPath, Match, Relaxed, SpeculativeSampling
+from pipeline.decoding.sampling import (
+    DRAFT,
+    GreedySampler,
+    GumbelSampler,
+    GumbelWithoutReplacement,
+    InverseCdfSampler,
+)
+from pipeline.decoding.verification import (
+    ExactMatch,
+    RuleVerifier,
+    SampledPath,
+    SpeculativeSampling,
+)
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 5, 9, 5], list(range(3, 20)), [7]]
 UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
 WAYS = {  # what chooses drafted tokens, what verifies, the shape; from the noise
-    "greedy": lambda n: (Greedy(), Match(Greedy()), None),
-    "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
-    "additive": lambda n: (Greedy(), Relaxed(Additive(0.3)), None),
-    "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
+    "greedy": lambda n: (GreedySampler(), ExactMatch(GreedySampler()), None),
+    "MARS": lambda n: (GreedySampler(), RuleVerifier(Mars(0.5)), None),
+    "additive": lambda n: (GreedySampler(), RuleVerifier(Additive(0.3)), None),
+    "sampling": lambda n: (InverseCdfSampler(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
     "MARS, sampling": lambda n: (
-        *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
+        *(InverseCdfSampler(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
     ),
-    "MARS on a tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), UNEVEN),
-    "MARS on a grown tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), DynamicTree(3, 7, 4)),
+    "MARS on a tree": lambda n: (GreedySampler(), RuleVerifier(Mars(0.5)), UNEVEN),
+    "MARS on a grown tree": lambda n: (
+        GreedySampler(),
+        RuleVerifier(Mars(0.5)),
+        DynamicTree(3, 7, 4),
+    ),
     "MARS, sampling on a grown tree": lambda n: (
-        *(Greedy(), DrawnPath(0.8, n, Mars(0.5)), DynamicTree(3, 7, 4)),
+        *(GreedySampler(), SampledPath(0.8, n, Mars(0.5)), DynamicTree(3, 7, 4)),
     ),
-    "argmax drafts": lambda n: (Greedy(), DrawnPath(0.8, n), None),
-    "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
-    "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
-    "sampled tree": lambda n: (DrawnRace(0.8, n), SpeculativeSampling(0.8, n), UNEVEN),
-    "raced grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), DynamicTree(3, 7, 4)),
+    "argmax drafts": lambda n: (GreedySampler(), SampledPath(0.8, n), None),
+    "races": lambda n: (GumbelSampler(0.8, n), ExactMatch(GumbelSampler(0.8, n)), None),
+    "tree": lambda n: (GreedySampler(), ExactMatch(GreedySampler()), UNEVEN),
+    "sampled tree": lambda n: (
+        GumbelWithoutReplacement(0.8, n),
+        SpeculativeSampling(0.8, n),
+        UNEVEN,
+    ),
+    "raced grown tree": lambda n: (
+        GumbelSampler(0.8, n),
+        ExactMatch(GumbelSampler(0.8, n)),
+        DynamicTree(3, 7, 4),
+    ),
 }
 
 
@@ -53,7 +76,7 @@ class Markov:
     def check_tokens(self, *_):
         """All tokens are its own."""
 
-    def read(self, ids, *_, keep=0, **__):
+    def forward(self, ids, *_, keep=0, **__):
         return self.table[ids[:, -keep:]], None
 
 
@@ -88,4 +111,4 @@ def plain_greedy(model, prompt):
 
 def greedy(target, drafter, prompt, gamma):
     """The answer of LIMIT tokens under strict greedy verification of gamma drafted tokens."""
-    return decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)
+    return decode(target, drafter, ExactMatch(GreedySampler()), prompt, gamma, LIMIT)

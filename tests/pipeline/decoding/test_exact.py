@@ -23,8 +23,15 @@ from analysis.trees.topology import (
 )
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sampling import TEST, TOKEN, DrawnRace, Greedy, Noise, Race
-from pipeline.decoding.verification import DrawnPath, Match, SpeculativeSampling
+from pipeline.decoding.sampling import (
+    TEST,
+    TOKEN,
+    GreedySampler,
+    GumbelSampler,
+    GumbelWithoutReplacement,
+    Noise,
+)
+from pipeline.decoding.verification import ExactMatch, SampledPath, SpeculativeSampling
 from tests import divergences
 from tests.analysis.exact import Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU, Markov
@@ -157,7 +164,7 @@ def drawn(target, smaller, tree, verify):
     """The law of answers of two tokens whose drafts are the most probable tokens."""
 
     def run(fork):
-        source = ModelDrafter(smaller, Greedy(), tree)
+        source = ModelDrafter(smaller, GreedySampler(), tree)
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(ForkedNoise(fork)), [0], depth, 3).tokens)
 
@@ -169,7 +176,7 @@ def drawn(target, smaller, tree, verify):
 def test_drafts_that_are_not_drawn_are_lossless(tree, eos):
     for seed in range(3):
         target, smaller = pair(seed, 3, eos)
-        check_law(drawn(target, smaller, tree, partial(DrawnPath, 1.0)), target, 0, 3)
+        check_law(drawn(target, smaller, tree, partial(SampledPath, 1.0)), target, 0, 3)
 
 
 @pytest.mark.parametrize("tree", [batch(1), batch(2), batch(3)], ids=["1", "2", "3"])
@@ -181,7 +188,7 @@ def test_mars_on_a_batch_emits_what_it_says(tree):
     for seed in range(4):
         target, smaller = pair(seed, 3)
         target.table = target.table + 100.0
-        law = drawn(target, smaller, tree, lambda n: DrawnPath(1.0, n, Mars(0.5)))
+        law = drawn(target, smaller, tree, lambda n: SampledPath(1.0, n, Mars(0.5)))
         wanted = Counter()
         for first, p_first in enumerate(target.p[0]):
             p, q = target.p[first], smaller.p[first]
@@ -245,9 +252,9 @@ def test_races_are_lossless(tree, eos):
         law = Counter()
         accepted = np.zeros(2)  # of the first drafted token, by the one before it
         for races in itertools.product(*pieces((target, smaller), 3)):
-            race = Race(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
+            race = GumbelSampler(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
             source = ModelDrafter(smaller, race, tree)
-            answer = decode(target, source, Match(race), [0], depth, 3)
+            answer = decode(target, source, ExactMatch(race), [0], depth, 3)
             width = math.prod(width for _, width in races)
             law[tuple(answer.tokens)] += width
             accepted[answer.tokens[0]] += width * any(call.accepted for call in answer.calls[:1])
@@ -267,7 +274,7 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree):
 
         def run(fork, us=us):
             noise = PiecewiseNoise(us, tree.depth, fork)
-            source = ModelDrafter(smaller, DrawnRace(1.0, noise), tree)
+            source = ModelDrafter(smaller, GumbelWithoutReplacement(1.0, noise), tree)
             answer = decode(target, source, SpeculativeSampling(1.0, noise), [0], tree.depth, 3)
             return tuple(answer.tokens)
 

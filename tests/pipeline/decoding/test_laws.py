@@ -20,10 +20,15 @@ from analysis.topk import TopK
 from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sampling import TOKEN, Inversion, Noise
+from pipeline.decoding.sampling import TOKEN, InverseCdfSampler, Noise
 from pipeline.decoding.session import scheme_of
 from pipeline.decoding.tree_drafting import Draft
-from pipeline.decoding.verification import Relaxed, SpeculativeSampling, asked, judged
+from pipeline.decoding.verification import (
+    RuleVerifier,
+    SpeculativeSampling,
+    apply_rule,
+    rule_inputs,
+)
 from pipeline.models.logit_statistics import invert
 from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
@@ -82,7 +87,7 @@ RULES = [
 
 def says(rule, z, drafted, **how):
     """Which drafted tokens a rule accepts under logits (n, V)."""
-    return judged(rule, V, [column.numpy() for column in asked(rule, z, drafted)], **how)
+    return apply_rule(rule, V, [column.numpy() for column in rule_inputs(rule, z, drafted)], **how)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
@@ -193,7 +198,7 @@ def test_a_rule_accepts_the_longest_path_of_a_tree(tree):
         accepts[-1] = False
         key = [path for path in paths(tree) if all(accepts[node] for node in path)]
         longest = max(map(len, key))
-        path, token, _ = Relaxed(Mars(0.95)).verify(z, Draft(tokens, tree), 0)
+        path, token, _ = RuleVerifier(Mars(0.95)).verify(z, Draft(tokens, tree), 0)
         assert path == min(one for one in key if len(one) == longest)
         assert token == int(z[path[-1] + 1 if path else 0].argmax())
         lengths.add(len(path))
@@ -209,7 +214,7 @@ def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position():
     sure[:, 7] = 0.0
     logits = torch.cat([sure, flat])
     draft = Draft(torch.tensor([7, 7, 7]), sequence(3), torch.softmax(sure.double(), 1))
-    alone = Inversion(1.0, noise, TOKEN)
+    alone = InverseCdfSampler(1.0, noise, TOKEN)
     for position in range(0, 30, 3):
         path, token, _ = SpeculativeSampling(1.0, noise).verify(logits, draft, position)
         assert path == (0, 1, 2)

@@ -11,8 +11,8 @@ from analysis.rules import Additive
 from pipeline.core.errors import PipelineError
 from pipeline.decoding.drafters import Drafter, ModelDrafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sampling import Greedy, Noise, Race
-from pipeline.decoding.verification import Match, Relaxed
+from pipeline.decoding.sampling import GreedySampler, GumbelSampler, Noise
+from pipeline.decoding.verification import ExactMatch, RuleVerifier
 from tests.pipeline.decoding.pair import (
     CPU,
     LIMIT,
@@ -37,7 +37,7 @@ def walked(answer):
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(target, drafter, prompt, gamma):
     wanted = plain_greedy(target, prompt)
-    answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
+    answer = greedy(target, ModelDrafter(drafter, GreedySampler()), prompt, gamma)
     assert answer.tokens == wanted
     assert greedy(target, Drafter(CPU), prompt, 0).tokens == wanted
     assert greedy(target, PromptLookup(3, CPU), prompt, gamma).tokens == wanted
@@ -49,7 +49,9 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(target, drafte
 
 def test_a_relaxed_rule_accepts_what_it_says(target, drafter):
     prompt, rule = PROMPTS[1], Additive(0.3)
-    answer = decode(target, ModelDrafter(drafter, Greedy()), Relaxed(rule), prompt, 4, LIMIT)
+    answer = decode(
+        target, ModelDrafter(drafter, GreedySampler()), RuleVerifier(rule), prompt, 4, LIMIT
+    )
     p = logits(target, prompt + answer.tokens).softmax(1)[len(prompt) - 1 :]
     relaxed = 0
     for call in answer.calls:
@@ -64,10 +66,10 @@ def test_a_relaxed_rule_accepts_what_it_says(target, drafter):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_races_decode_what_the_target_alone_decodes(target, drafter, prompt):
-    race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
-    alone = decode(target, Drafter(CPU), Match(race), prompt, 0, LIMIT)
-    race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
-    both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
+    race = GumbelSampler(0.8, Noise(3, "a", LIMIT, CPU, 4))
+    alone = decode(target, Drafter(CPU), ExactMatch(race), prompt, 0, LIMIT)
+    race = GumbelSampler(0.8, Noise(3, "a", LIMIT, CPU, 4))
+    both = decode(target, ModelDrafter(drafter, race), ExactMatch(race), prompt, 4, LIMIT)
     assert both.tokens == alone.tokens
     assert any(call.accepted for call in both.calls)
 
@@ -78,12 +80,12 @@ def test_a_call_ends_with_the_answer_and_reaches_no_further(target, drafter, gam
     free = plain_greedy(target, PROMPTS[1])
     for at in (4, 6):
         ended = replace(target, eos=(free[at],))
-        answer = greedy(ended, ModelDrafter(drafter, Greedy()), PROMPTS[1], gamma)
+        answer = greedy(ended, ModelDrafter(drafter, GreedySampler()), PROMPTS[1], gamma)
         assert answer.ended
         assert answer.tokens == free[: free.index(free[at]) + 1]
         assert 1 + sum(c.emitted for c in answer.calls) == len(answer.tokens)
         assert all(c.accepted <= c.tested <= c.drafted for c in answer.calls)
-        calls = greedy(ended, ModelDrafter(target, Greedy()), PROMPTS[1], gamma).calls
+        calls = greedy(ended, ModelDrafter(target, GreedySampler()), PROMPTS[1], gamma).calls
         assert [call.drafted for call in calls] == [gamma] * len(calls)
         assert [call.reach for call in calls[:-1]] == [gamma] * (len(calls) - 1)
         assert calls[-1].reach == min(gamma, free.index(free[at]) - calls[-1].position)
@@ -133,7 +135,9 @@ def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match, limit):
     table[torch.arange(9), (torch.arange(9) + 1) % 9] = 9.0  # 0 to 8, again and again
     model = Markov(table)
     prompt = list(range(9))
-    answer = decode(model, PromptLookup(3, CPU, match), Match(Greedy()), prompt, 8, limit)
+    answer = decode(
+        model, PromptLookup(3, CPU, match), ExactMatch(GreedySampler()), prompt, 8, limit
+    )
     replayed = lookup_calls(prompt, answer.tokens, 8, 3, match, limit)
     assert [(c.drafted, c.accepted, c.emitted) for c in answer.calls] == replayed
     assert any(drafted for drafted, *_ in replayed)

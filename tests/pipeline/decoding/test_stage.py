@@ -16,7 +16,7 @@ from pipeline.core.store import Store
 from pipeline.decoding import session as pair
 from pipeline.inputs import decoded_artifacts as artifacts
 from pipeline.models import loading as load
-from pipeline.models.eagle3.drafter import given_text
+from pipeline.models.eagle3.drafter import teacher_forced_outputs
 from pipeline.settings.methods import method_entries
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.study import Study
@@ -118,7 +118,7 @@ def head_logits(model, text):
     """All logits (n, V) of a text at depth 1; those after the first token mean nothing."""
     states = heads.states_of(model.target, text, model.layers)[None]
     embedded = model.embed(torch.tensor([text]))
-    return model.logits(given_text(model.head, embedded, states, 1)[0])[0]
+    return model.logits(teacher_forced_outputs(model.head, embedded, states, 1)[0])[0]
 
 
 def test_nats_given_up_and_drafts_are_those_of_plain_passes(stage, target, drafter, request):

@@ -19,10 +19,10 @@ from analysis.trees.topology import (
     symmetric,
 )
 from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
-from pipeline.decoding.loop import decode, reach
-from pipeline.decoding.sampling import Greedy, Noise, Race, first_tokens
+from pipeline.decoding.loop import decode, tokens_before_eos
+from pipeline.decoding.sampling import GreedySampler, GumbelSampler, Noise, first_tokens
 from pipeline.decoding.tree_drafting import inner_nodes
-from pipeline.decoding.verification import Match
+from pipeline.decoding.verification import ExactMatch
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
 
@@ -104,8 +104,8 @@ def grown_plainly(model, text, growth, race, position):
 @pytest.mark.parametrize("raced", [False, True])
 @torch.inference_mode()
 def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, raced):
-    race = Race(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
-    own = ModelDrafter(drafter, race or Greedy(), tree)
+    race = GumbelSampler(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
+    own = ModelDrafter(drafter, race or GreedySampler(), tree)
     text = list(PROMPTS[1])
     own.begin(torch.tensor([text[:-1]]), 80, None)
     shapes = set()
@@ -134,18 +134,18 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, 
 def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
     answer = greedy_on(target, source, tree, prompt)
     assert answer.tokens == plain_greedy(target, prompt)
-    race = Race(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
-    alone = decode(target, Drafter(CPU), Match(race), prompt, 0, LIMIT)
+    race = GumbelSampler(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
+    alone = decode(target, Drafter(CPU), ExactMatch(race), prompt, 0, LIMIT)
     own = model_drafter(source, race, tree)
-    raced = decode(target, own, Match(race), prompt, tree.depth, LIMIT)
+    raced = decode(target, own, ExactMatch(race), prompt, tree.depth, LIMIT)
     assert raced.tokens == alone.tokens
     for one in (answer, raced):
         check_counts(one, tree)
 
 
 def greedy_on(target, source, tree, prompt):
-    own = model_drafter(source, Greedy(), tree)
-    return decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
+    own = model_drafter(source, GreedySampler(), tree)
+    return decode(target, own, ExactMatch(GreedySampler()), prompt, tree.depth, LIMIT)
 
 
 def check_counts(answer, tree):
@@ -200,12 +200,12 @@ def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(target, t
 def test_reach_by_hand():
     tree = expansion([2, 2])
     flags = np.ones(6, dtype=bool)
-    assert reach(tree, flags) == 2
-    assert reach(tree, ~flags) == 0
+    assert tokens_before_eos(tree, flags) == 2
+    assert tokens_before_eos(tree, ~flags) == 0
     flags[0] = flags[4] = flags[5] = False  # the first child, and both children of the second
-    assert reach(tree, flags) == 1
+    assert tokens_before_eos(tree, flags) == 1
     flags[4] = True
-    assert reach(tree, flags) == 2
+    assert tokens_before_eos(tree, flags) == 2
     # a node behind one that ends the answer counts for nothing
     ended = [[False, True, True], [True, False, True], [True, True, False]]
-    assert [reach(sequence(3), np.array(flags)) for flags in ended] == [0, 1, 2]
+    assert [tokens_before_eos(sequence(3), np.array(flags)) for flags in ended] == [0, 1, 2]
