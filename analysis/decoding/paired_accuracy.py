@@ -155,7 +155,7 @@ def losses(table: pd.DataFrame) -> pd.DataFrame:
 def wilson_interval(right: int, items: int, confidence: float) -> tuple[float, float]:
     """Return Wilson's interval of a proportion (Wilson 1927), in [0, 1] and of positive width.
 
-    >>> [round(end, 4) for end in proportion(0, 10, 0.95)]
+    >>> [round(end, 4) for end in wilson_interval(0, 10, 0.95)]
     [0.0, 0.2775]
     """
     low, high = binomtest(right, items).proportion_ci(confidence, method="wilson")
@@ -172,7 +172,7 @@ def paired_difference_interval(
     0.95 and 316 items a true loss of 5 points is excluded in up to 4.4 % of samples, not 2.5 %.
     `lost` is c, `won` is b; `items` includes the concordant ones.
 
-    >>> [round(end, 3) for end in difference(0, 0, 10, 0.95)]
+    >>> [round(end, 3) for end in paired_difference_interval(0, 0, 10, 0.95)]
     [-0.163, 0.163]
     """
     size = items + 2
@@ -186,7 +186,7 @@ def paired_difference_interval(
 def mcnemar_p(lost: int, won: int) -> float:
     """Return the two-sided p-value of McNemar's exact test on the discordant pairs.
 
-    >>> mcnemar(0, 0), mcnemar(5, 0), mcnemar(3, 3)
+    >>> mcnemar_p(0, 0), mcnemar_p(5, 0), mcnemar_p(3, 3)
     (1.0, 0.0625, 1.0)
     """
     return float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from unittest.mock import patch
 
-from pipeline.stage import with_inputs
+from pipeline.core.stage import with_inputs
 from pipeline.study import STAGES, Study
 from tests import methods
 from tests.results.models import write_model, write_prompts
