@@ -21,6 +21,7 @@ import pandas as pd
 from analysis.decoding.metrics import formula_speedup
 from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
+from analysis.statistics.estimate import Estimate
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import read_bytes
@@ -154,7 +155,7 @@ def compare(
     clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
     if of_answers is not None:
         costs = [speed.cost for speed in speeds]
-        speeds = [Speed(*row) for row in np.column_stack([of_answers, costs]).tolist()]
+        speeds = [Speed(*row) for row in np.transpose([*of_answers, costs]).tolist()]
     elif not all(math.isnan(speed.times) for speed in speeds):
         clock = "sums of the pages, prefill left out; without an interval"
     return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes
@@ -177,8 +178,8 @@ def gain(base: Counts, run: Counts) -> Speed:
     return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
 
 
-def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np.ndarray | None]:
-    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends."""
+def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, Estimate | None]:
+    """Return the clock that all runs have of each answer, and the (R - 1,) speeds."""
     answers = [run.answers for run in runs]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
     sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
@@ -188,8 +189,9 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
-        ends = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
-        return f"{words}, {len(prompts)} prompts", ends[1:]
+        times = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
+        of_runs = Estimate(*(ends[1:] for ends in times))
+        return f"{words}, {len(prompts)} prompts", of_runs
     return "", None
 
 
