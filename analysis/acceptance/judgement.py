@@ -7,8 +7,8 @@ steps that are certified is the coverage.
 
 A head with a reduced vocabulary has KL(p||q) = inf. It is certified through a q' over all tokens
 that keeps the head's logits, at the steps where both draft the same token: there an accepted token
-of q' is also the head's. For trees the head must have the target's argmax as well: without the tokens
-that it lacks, the argmax ranks no lower under q than under q'.
+of q' is also the head's. For trees the head must have the target's argmax as well: without the
+tokens that it lacks, the argmax ranks no lower under q than under q'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The strictest setting of a rule that reaches a goal, with its interval over prompts.
 
 A more relaxed rule certifies, and accepts, a superset of the steps. So each step has a first
-setting at which it passes, and a setting that was tried tells of it whether it comes later. The
+setting at which it passes, and trying a setting tells whether that lies below or above it. The
 share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
 parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
 halving, and each setting is tried at those steps only that are still open. Settings are
@@ -24,6 +24,7 @@ from ..certificates.certify import certify
 from ..rule_config import ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
+from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .judgement import CHUNK, Steps
@@ -59,6 +60,11 @@ class Solution(NamedTuple):
     ci_high: float
     # share or tokens per call at this value, or at the end of the range; NaN without a call
     reached: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The parameter with its interval."""
+        return Estimate(self.value, self.ci_low, self.ci_high)
 
 
 def solve(

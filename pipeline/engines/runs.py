@@ -20,6 +20,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import formula_speedup
 from analysis.decoding.speed import speedups
+from analysis.report.text import estimate_text
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.estimate import Estimate
 from analysis.statistics.trajectories import acceptance_by_position
@@ -61,21 +62,21 @@ class Run:
 
 
 class Speed(NamedTuple):
-    """How many times as fast as the base a run is, its interval, and the cost of a step.
+    """How many times as fast as the base a run is, and the cost of a step.
 
     The cost is in passes of the base; NaN where something is not known.
     """
 
-    times: float
-    low: float = math.nan
-    high: float = math.nan
+    times: Estimate = Estimate(math.nan)
     cost: float = math.nan
 
+    @property
+    def is_known(self) -> bool:
+        """Whether both runs tell their seconds."""
+        return not math.isnan(self.times.value)
+
     def __str__(self) -> str:
-        if math.isnan(self.times):
-            return "-"
-        interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.times:.2f} times{interval}"
+        return estimate_text(self.times, unit=" times") if self.is_known else "-"
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
@@ -132,7 +133,7 @@ def compare(
             raise PipelineError(
                 f"{base.path} is of {engines[0]} and {run.path} of {engines[1]}: give those of one"
             )
-        speed = gain(base.page, run.page) if base.page and run.page else Speed(math.nan)
+        speed = gain(base.page, run.page) if base.page and run.page else Speed()
         if base.page and run.page:
             models = base.page.model, run.page.model
             if all(models) and models[0] != models[1]:
@@ -154,9 +155,12 @@ def compare(
         speeds.append(speed)
     clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
     if of_answers is not None:
-        costs = [speed.cost for speed in speeds]
-        speeds = [Speed(*row) for row in np.transpose([*of_answers, costs]).tolist()]
-    elif not all(math.isnan(speed.times) for speed in speeds):
+        times = np.transpose(of_answers).tolist()
+        speeds = [
+            speed._replace(times=Estimate(*of_run))
+            for speed, of_run in zip(speeds, times, strict=True)
+        ]
+    elif any(speed.is_known for speed in speeds):
         clock = "sums of the pages, prefill left out; without an interval"
     return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes
 
@@ -175,7 +179,7 @@ def gain(base: Counts, run: Counts) -> Speed:
     pass_seconds = over(base.seconds, base.passes)
     spent = run.seconds - (run.passes - run.drafts) * pass_seconds
     speedup = over(over(base.seconds, base.emitted), over(run.seconds, run.emitted))
-    return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
+    return Speed(Estimate(speedup), over(spent, run.drafts * pass_seconds))
 
 
 def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, Estimate | None]:
@@ -198,29 +202,28 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, Es
 def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
     """Return the recommended draft length, which to measure next, and the engine's flags."""
     pairs = list(zip(runs, speeds, strict=True))
-    known = [(run, speed) for run, speed in pairs if run.length and not math.isnan(speed.times)]
+    known = [(run, speed) for run, speed in pairs if run.length and speed.is_known]
     if not known:
         lengths = "how long its drafts are (decoding.draft_length=N)"
         missing = [
-            f"{run.path.name} does not tell "
-            f"{'seconds as BASE does' if math.isnan(speed.times) else lengths}"
+            f"{run.path.name} does not tell {lengths if speed.is_known else 'seconds as BASE does'}"
             for run, speed in pairs
         ]
         return [
             f"no recommendation: {'; '.join(missing)}: give two pages of /metrics, or two files of "
             "answers that python -m pipeline.ask saved"
         ]
-    run, speed = max(known, key=lambda pair: pair[1].times)
+    run, speed = max(known, key=lambda pair: pair[1].times.value)
     length = run.length or 0
     name = LENGTH_NAMES.get(run.counts.engine, "num_speculative_tokens")
     following = _following(run, speed, {other.length for other, _ in known})
-    if speed.times <= 1:
+    if speed.times.value <= 1:
         best = f"the best length measured, {name} = {length}, is {speed} as fast"
         return [f"no drafts: {best}{following}"]
     sentence = f"{name} = {length}: {speed}"
-    if speed.low <= 1:
+    if speed.times.low <= 1:
         sentence = f"not decided, the interval holds 1: {sentence}"
-    elif math.isnan(speed.low) and speed.times < SURE:
+    elif math.isnan(speed.times.low) and speed.times.value < SURE:
         sentence = f"not decided, below {SURE:g} and without an interval: {sentence}"
     flag = f"{name} {length}"
     if not name.startswith("-"):  # a key of vLLM's
@@ -240,7 +243,7 @@ def _following(run: Run, speed: Speed, measured: Collection[int | None]) -> str:
     length = run.length or 1
     cost = speed.cost
     if math.isnan(cost):
-        cost = run.counts.tokens_per_pass[0] / speed.times
+        cost = run.counts.tokens_per_pass[0] / speed.times.value
     rho = max(cost - 1, 0) / length
     best = max(range(length + 2), key=lambda n: formula_speedup(min(rate, 1.0), n, rho))
     if best == 0:
