@@ -109,7 +109,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=46,
+    version=47,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
