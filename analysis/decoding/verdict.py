@@ -1,10 +1,10 @@
 """The verdict on drafting for a target: draft or not, the method, and the numbers behind it.
 
 It is a pure function of the measurements, and names only methods that an engine runs (`engines`).
-One is recommended only if it is lossless and the lower end of its interval is above 1. With fewer
-than `FEW_PROMPTS` prompts, on a busy machine, or if no interval is above 1 and some contain it,
-nothing is decided. Intervals hold for all methods together (`analysis.decoding.speed.speedups`), so
-that of the fastest method decides.
+A method is recommended only if it is lossless and the lower end of its interval is above 1. Nothing
+is decided with fewer than `FEW_PROMPTS` prompts, on a busy machine, or if no interval is above 1
+and some contain it. Intervals are simultaneous (`analysis.decoding.speed.speedups`), so the fastest
+method's alone decides.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ import pandas as pd
 
 from ..statistics.bootstrap import FEW_PROMPTS
 
-DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
-YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
+# outcomes
+DRAFT = "draft"
+DO_NOT = "do not draft"
+OPEN = "not decided"
+UNTIMED = "not measured"
+# whether a drafter is faster than the target alone; or OPEN
+YES = "yes"
+NO = "no"
 OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
 DRAFTERS = ("model", "prompt_lookup")  # in the order of the table
 ENGINES = {  # that run a chain of a drafter: docs/certify.md
@@ -52,14 +58,15 @@ def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
     `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
     """
     of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
-    return [
-        ""
-        if run["tree"] is not None or run["sampling"] == "races"
-        else of_drafter.get(run["drafter"], "")
-        if run["lossless"]
-        else RULE_ENGINES.get(str(run["rule"]).split()[0], "")
-        for run in runs.to_dict("records")
-    ]
+
+    def engine(run: Run) -> str:
+        if run["tree"] is not None or run["sampling"] == "races":
+            return ""
+        if run["lossless"]:
+            return of_drafter.get(run["drafter"], "")
+        return RULE_ENGINES.get(str(run["rule"]).split()[0], "")
+
+    return [engine(run) for run in runs.to_dict("records")]
 
 
 def advise(
@@ -67,17 +74,22 @@ def advise(
     drafter: str,
     speeds: pd.DataFrame | None,
     answers: pd.DataFrame | None = None,
-    margin: float = math.nan,
+    tolerated_loss: float = math.nan,
     busy: Sequence[str] = (),
     command: str = "",
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
-    are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
-    `answers` of `analysis.decoding.paired_accuracy.losses`, None if none were scored, and `margin` the loss
-    that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
-    `command` runs the study, up to a stage's name; it is empty if no model can be run.
+    Methods are compared at the lowest temperature at which an engine runs a lossless one.
+
+    Args:
+        target: its printed name.
+        drafter: its printed name.
+        speeds: of `analysis.decoding.speed.speed` with `engine`; None if nothing was timed.
+        answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
+        tolerated_loss: the loss of right answers that they were compared with.
+        busy: signs of other work on the machine (`signs_of_load`).
+        command: that runs the study, up to a stage's name; empty if no model can be run.
     """
     drafted = pd.DataFrame() if speeds is None else speeds[speeds["drafter"] != "none"]
     if drafted.empty:
@@ -90,7 +102,8 @@ def advise(
     runnable = drafted["lossless"] & (drafted["engine"] != "")
     temperature = (drafted[runnable] if runnable.any() else drafted)["temperature"].min()
     runs = drafted[drafted["temperature"] == temperature].sort_values("speedup", ascending=False)
-    methods, prompts = runs.to_dict("records"), int(runs["prompts"].min())
+    methods = runs.to_dict("records")
+    prompts = int(runs["prompts"].min())
     lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
     relaxed = [run for run in methods if not run["lossless"]]
     best = _best(lossless)
@@ -101,16 +114,16 @@ def advise(
         ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
         beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
         sure = best if outcome == DRAFT else None
-        beside += _relaxed(relaxed, sure, drafter, answers, margin, command)
-    of_drafters = [
-        own | {"answer": OPEN if doubt else _answer(own)}
-        for kind in DRAFTERS
-        if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
-    ]
+        beside += _relaxed(relaxed, sure, drafter, answers, tolerated_loss, command)
+    of_drafters = []
+    for kind in DRAFTERS:
+        fastest = _best([run for run in lossless if run["drafter"] == kind])
+        if fastest is not None:
+            of_drafters.append(fastest | {"answer": OPEN if doubt else _answer(fastest)})
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
-    together = (
-        f"; intervals hold for all {len(methods)} timed methods at once" if methods[1:] else ""
-    )
+    together = ""
+    if len(methods) > 1:
+        together = f"; intervals hold for all {len(methods)} timed methods at once"
     verdict = _verdict(target, drafter, best, outcome, doubt)
     sentence = f"{verdict} ({prompts} prompts, {how}{together})."
     return Advice(target, outcome, sentence, beside, of_drafters)
@@ -122,14 +135,17 @@ def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
         return "no lossless method that an engine runs was timed"
     if prompts < FEW_PROMPTS:
         return f"{prompts} prompts are fewer than {FEW_PROMPTS}"
-    return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one" * bool(busy)
+    if busy:
+        return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one"
+    return ""
 
 
 def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: str) -> str:
     """Return the verdict in words, without the prompts that it comes from."""
     if best is None:
         return f"Not decided for {target}: {doubt}"
-    name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
+    name = method_in_words(best, drafter)
+    speed = f"{speed_text(best)} as {target} alone"
     if outcome == DRAFT:
         same = "its distribution stays" if best["temperature"] else "the text stays"
         return f"Draft for {target} with {name}: {speed}, and {same} the same"
@@ -141,11 +157,19 @@ def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: s
 
 
 def _answer(run: Run) -> str:
-    return YES if run["ci_low"] > 1 else NO if run["ci_high"] < 1 else OPEN
+    """Return whether a method is faster than the target alone."""
+    if run["ci_low"] > 1:
+        return YES
+    if run["ci_high"] < 1:
+        return NO
+    return OPEN
 
 
 def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the first method, of several by speed, that is surely faster, else may be, else is."""
+    """Return the fastest method that is surely faster; without one that may be; without one at all.
+
+    `runs` are in the order of their speed.
+    """
     ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
     return dict(ordered[0]) if ordered else None
 
@@ -160,7 +184,7 @@ def _relaxed(
     lossless: Run | None,
     drafter: str,
     answers: pd.DataFrame | None,
-    margin: float,
+    tolerated_loss: float,
     command: str,
 ) -> list[str]:
     """Return sentences on rules above 1 and above the lossless method that is surely faster."""
@@ -178,7 +202,7 @@ def _relaxed(
                 f"{own['right']} of {own['items']} answers were right, {own['alone']} without it"
             )
             judged = "excluded" if own["within"] else "not excluded"
-            right += f"; a loss of {100 * margin:g} points is {judged}"
+            right += f"; a loss of {100 * tolerated_loss:g} points is {judged}"
         elif command:
             right += f": run `{command} stage=accuracy`"
         when = f"If the text may change, in {run['engine']}" if run["engine"] else "In no engine"
@@ -210,10 +234,11 @@ def method_in_words(run: Run, drafter: str) -> str:
     >>> method_in_words(run, "small")
     'small under additive (t = 0.1; γ = 4)'
     """
-    scheme, length = run["scheme"], f"γ = {run['draft_length']}"
+    scheme = run["scheme"]
+    length = f"γ = {run['draft_length']}"
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    own = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
-    return f"{own} under {with_length}"
+    name = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
+    return f"{name} under {with_length}"
 
 
 def speed_text(run: Run) -> str:
