@@ -64,7 +64,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     rules = list({rule.label: rule for rule in (StrictGreedy(), *runtime.rules)}.values())
     chosen = judge_soundly(pair.pair, prompts, steps, rules)
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
+    bootstrap = PromptBootstrap(steps.trajectories.prompt_index, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
     parts = [finite_share(steps, bootstrap)]
     sampled = drafts.facts["sampled_temperature"]
