@@ -112,11 +112,17 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 
 def estimate_text(
-    estimate: Estimate, *, digits: int = 2, unit: str = "", percent: bool = False
+    estimate: Estimate,
+    *,
+    digits: int = 2,
+    unit: str = "",
+    percent: bool = False,
+    with_points: bool = False,
 ) -> str:
-    """Return a number with its unit, and with its interval if it has a width.
+    """Return a number with its unit and its interval.
 
-    `percent`: it is a share, printed in percent with one decimal.
+    `percent`: it is a share, printed in percent with one decimal. An interval without a width is
+    printed only `with_points`: the target alone is 1 time as fast as itself.
 
     >>> estimate_text(Estimate(1.204, 1.1, 1.3)), estimate_text(Estimate(1.0, 1.0, 1.0), unit="×")
     ('1.20 [1.10, 1.30]', '1.00×')
@@ -132,7 +138,8 @@ def estimate_text(
         ends = [number_text(end, digits) for end in (low, high)]
     if unit and not math.isnan(value):
         text += unit
-    return f"{text} [{', '.join(ends)}]" if low < high else text
+    has_interval = low <= high if with_points else low < high
+    return f"{text} [{', '.join(ends)}]" if has_interval else text
 
 
 def estimate_texts(estimates: Estimate, **form: Any) -> list[str]:

@@ -76,7 +76,9 @@ class Speed(NamedTuple):
         return not math.isnan(self.times.value)
 
     def __str__(self) -> str:
-        return estimate_text(self.times, unit=" times") if self.is_known else "-"
+        if not self.is_known:
+            return "-"
+        return estimate_text(self.times, unit=" times", with_points=True)
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
