@@ -259,7 +259,7 @@ class TopK:
 
         x log(1/x) is concave, so the term of a stored token is least at an end of its range. The
         tail's entropy is least if every token is as probable as rank K, T log(1/p_K), and largest
-        if all are equal, T log((V - K) / T).
+        if all are equal, T log((V - K) / T). No entropy exceeds log V.
         """
         others, (low, high) = self.vocab_size - self.k, self.prob_range
         at_ends = np.stack([_surprise(low), _surprise(high)])
@@ -270,7 +270,8 @@ class TopK:
             mass = np.minimum(most, others / np.e)
             even = np.where(mass > 0, mass * (np.log(others) - np.log(mass)), 0.0)
         lowest, highest = at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
-        return np.maximum(lowest - ROUNDING, 0.0), highest + ROUNDING
+        highest = np.minimum(highest + ROUNDING, np.log(self.vocab_size))
+        return np.maximum(lowest - ROUNDING, 0.0), highest
 
     @cached_property
     def top_probability(self) -> Floats:

@@ -1,5 +1,6 @@
 """Rules of one's own on rounded log-probabilities: sound, or refused by name."""
 
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -295,3 +296,13 @@ def test_counts_beyond_what_is_stored():
     )
     assert np.all(truths <= found.upper[0])
     assert found.upper[0, 1:].tolist() == [np.inf, np.inf]
+
+
+def test_no_entropy_exceeds_that_of_equal_tokens():
+    """Rounded upwards, the sum over all tokens would: of V + 1 tokens, which no rule may accept."""
+    _, perplexity = documented_rules()
+    log = TopK.from_log_probs(np.arange(10)[None], np.full((1, 10), np.log(0.1)), 0.05, 10)
+    assert log.entropy_range[1] <= math.log(10)
+    found = certify(log, perplexity(1.0))
+    assert found.lower <= certificate(np.full(10, 0.1), perplexity(0.9))
+    assert np.isinf(found.upper)
