@@ -96,6 +96,9 @@ def test_servers_that_count_their_rounds(tmp_path):
     answers = [{"id": f"c{at}", "choices": [choice], "timings": timings} for at in range(10)]
     counts = read(rows(tmp_path / "rounds", *answers))
     assert (counts.passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
+    choice["finish_reason"] = "stop"  # accepted tokens behind the end change no count of rounds
+    counts = read(rows(tmp_path / "rounds", *answers))
+    assert (counts.engine, counts.passes, counts.most_passes) == ("MLX", 80, 80)
     row = {"text": "x", "meta_info": {"completion_tokens": 106, "spec_verify_ct": 43}}
     counts = read(rows(tmp_path / "sglang", row))
     assert (counts.engine, counts.emitted, counts.passes) == ("SGLang", 105, 43)
@@ -178,6 +181,12 @@ def test_every_layout_of_sglang_is_read(place, names, tmp_path):
     assert (counts.passes, counts.most_passes, counts.emitted) == (43, 43, 105)
     assert counts.tokens_per_pass == pytest.approx((2.4419, 2.4419), abs=1e-4)
     assert list(counts.by_place) == [32, 18, 7, 3, 3]
+
+
+def test_sglangs_counts_are_found_beside_a_choices_other_information(tmp_path):
+    answer = sglang("sglext", SPELLINGS[0])
+    answer["choices"][0]["meta_info"] = {"id": "s"}
+    assert read(rows(tmp_path / "answers", answer)).passes == 43
 
 
 def test_what_sglang_drafts_as_a_tree_has_no_length(tmp_path):

@@ -59,6 +59,21 @@ def test_counters_that_stand_still_are_no_restart(tmp_path):
     assert page_of(pair(tmp_path, BEFORE, {"0": 1000, "1": 1001})).drafts == 1
 
 
+def test_a_mean_may_fall(tmp_path):
+    """llama.cpp's busy slots per step: 2 in 100 steps, then 1 in each of 300 more."""
+    for name, steps, slots in (("before", 100, 2), ("after", 400, 1.25)):
+        counters = {
+            "n_decode_total": steps,
+            "n_busy_slots_per_decode": slots,
+            "tokens_predicted_total": steps,
+            "tokens_predicted_seconds_total": steps,
+        }
+        lines = (f"llamacpp:{key} {value}\n" for key, value in counters.items())
+        (tmp_path / f"run.{name}.txt").write_text("".join(lines))
+    counts = page_of(tmp_path / "run.after.txt")
+    assert (counts.passes, counts.load) == (300, 1)
+
+
 def test_a_restart_beside_answers_is_told(tmp_path):
     """As for a page alone: the answers' pages are those of two servers."""
     pair(tmp_path, BEFORE, {"0": 100, "1": 3000})
