@@ -72,6 +72,7 @@ COUNTED = (
 )  # fmt: skip
 NEEDED = ("passes", "emitted", "seconds")
 MOST = 1e15  # of a counter; more is damage
+UNDRAFTED = 1.01  # tokens per pass, above which something was drafted
 LONGEST = 10_000  # characters of a line; more are damage
 SHOWN = 60  # characters of a line in an error
 Labels = frozenset[tuple[str, str]]
@@ -186,8 +187,10 @@ def _counts(engine: str, model: str, sums: Mapping[str, float], by_place: list[f
     else:
         passes, emitted = engine_steps * told("slots", 1.0), told("tokens")
     drafts, drafted, accepted = map(told, ("drafts", "drafted", "accepted"))
-    if engine == "vllm" and "tokens" in sums and math.isnan(drafts) and math.isnan(drafted):
-        # vLLM has these counters only where it drafts; older pages of llama.cpp never have them
+    lacking = math.isnan(drafts) and math.isnan(drafted)
+    if lacking and engine == "vllm" and "tokens" in sums and not emitted > passes * UNDRAFTED:
+        # vLLM has these counters only where it drafts; data-parallel, not even there before its
+        # pull request 24049. Older pages of llama.cpp never have them
         drafts = drafted = accepted = 0.0
     return Counts(
         engine=ENGINES[engine],

@@ -28,7 +28,7 @@ from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import REMEDIES, Counts, read_sums
-from pipeline.engines.pages import page_difference, page_of
+from pipeline.engines.pages import UNDRAFTED, page_difference, page_of
 
 VLLM_KEY = "num_speculative_tokens"
 FLAGS = {  # that set drafts of n tokens
@@ -239,6 +239,9 @@ def _differences(base: Run, run: Run) -> list[str]:
         models = base.page.model, run.page.model
         if all(models) and models[0] != models[1]:
             found.append(f"{names[0]} is of {models[0]}, {names[1]} of {models[1]}")
+    least, _ = base.counts.tokens_per_pass
+    if least > UNDRAFTED:  # NaN compares as false
+        found.append(f"{names[0]} has {least:.3f} tokens per pass, so something was drafted there")
     tokens = _tokens_of_both(base, run)
     if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:  # NaN compares as false
         found.append(
@@ -405,9 +408,12 @@ def untold(runs: Sequence[Run]) -> list[str]:
             )
         if run.counts.drafting is None:
             remedy = REMEDIES.get(run.engine) or ", ".join(REMEDIES.values())
+            remedy += ", or give the page of /metrics"
+            if run.page is run.counts:
+                remedy = f"take a newer {run.engine}, or give answers that count them"
             lines.append(
                 f"{run.path.name} does not count drafts, so what is not known is shown as -: "
-                f"{remedy}, or give the page of /metrics"
+                f"{remedy}"
             )
     return lines
 

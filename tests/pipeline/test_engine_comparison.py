@@ -97,6 +97,14 @@ def test_runs_that_do_not_compare_recommend_nothing(changed, said, tmp_path, cap
     assert ("flags:" in screen) == (not said)
 
 
+def test_a_base_that_drafts_is_no_base(tmp_path, capsys):
+    """Its page does not count drafts, but has more tokens than passes."""
+    alone = {"passes": 700, "seconds": 14.0, "requests": 100, "emitted": 1000}
+    screen = screen_of(capsys, *pages(tmp_path, DRAFTED, alone))
+    assert "alone.txt has 1.429 tokens per pass, so something was drafted there" in screen
+    assert "no recommendation" in screen
+
+
 def test_one_run_that_does_not_compare_leaves_the_others(tmp_path, capsys):
     alone, drafted = pages(tmp_path, DRAFTED)
     faster = page(tmp_path / "faster.txt", **DRAFTED | {"seconds": 3.0})

@@ -8,7 +8,7 @@ from pipeline import engine
 from pipeline.core.errors import PipelineError
 from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import read_run
-from tests.engines import metrics
+from tests.engines import metrics, vllm_page
 
 BEFORE = {"0": 1000, "1": 1000}  # drafts of each replica
 
@@ -135,12 +135,17 @@ def test_a_page_without_the_counter_of_drafts_tells_the_rest(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("drafted", "drafting"), [(None, None), (0, False), (900, True)])
-def test_older_pages_of_llama_cpp_do_not_say_that_nothing_was_drafted(drafted, drafting):
+def test_older_pages_of_llama_cpp_do_not_say_that_nothing_was_drafted(
+    drafted, drafting, tmp_path, capsys
+):
     text = "llamacpp:tokens_predicted_total 640\nllamacpp:n_decode_total 300\n"
     if drafted is not None:
         text += f"llamacpp:spec_decode_num_draft_tokens_total {drafted}\n"
     counts = read_page("page", text)
     assert (counts.drafting, counts.passes, counts.emitted) == (drafting, 300, 640)
+    (tmp_path / "page").write_text(text)
+    engine.main([str(tmp_path / "page")])
+    assert ("-: take a newer llama.cpp" in capsys.readouterr().out) == (drafting is None)
 
 
 def test_a_branchs_names_beside_the_usual_ones_are_not_added():
@@ -151,6 +156,13 @@ def test_a_branchs_names_beside_the_usual_ones_are_not_added():
 def test_vllm_counts_no_drafts_where_it_makes_none():
     counts = read_page("page", 'vllm:generation_tokens_total{engine="0"} 9\n')
     assert (counts.drafting, counts.drafts) == (False, 0)
+
+
+@pytest.mark.parametrize(("emitted", "drafting"), [(101, False), (102, None)])
+def test_more_tokens_than_passes_show_drafts_that_are_not_counted(emitted, drafting):
+    """As of data-parallel vLLM before it counted drafts there."""
+    text = vllm_page(passes=100, seconds=1.0, requests=3, emitted=emitted)
+    assert read_page("page", text).drafting is drafting
 
 
 def test_the_load_is_requests_a_step():
