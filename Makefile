@@ -98,7 +98,7 @@ bench: install-dev ## Time the certificate kernel
 bench-decoding: install-dev ## Time decoding with a drafter against transformers' assisted generation
 	$(PY) -m benchmarks.decoding $(ARGS)
 
-robustness: install-dev ## Kill, damage and crowd a small study, and look for what is lost
+robustness: install-dev ## Kill, damage, crowd and interrupt a small study; look for what is lost
 	$(PY) -m benchmarks.robustness $(ARGS)
 
 check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)

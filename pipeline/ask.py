@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 
 from conf.schema import LONGEST_NAME, Ask
 from pipeline.core.errors import PipelineError, command, first_line
-from pipeline.core.files import digest, slug, write_whole
+from pipeline.core.files import digest, regular, slug, write_whole
 from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
 from pipeline.engines import servers
@@ -218,6 +218,7 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> dict[str, Any]:
         raise PipelineError(f"{path} is a link: give ask.name=NAME for a file of its own")
     if not path.exists():
         return {}
+    regular(path)
     whole = path.read_bytes()
     end = whole.rfind(b"\n") + 1
     answered = {}

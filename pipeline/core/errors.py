@@ -227,6 +227,7 @@ def _unraisable(lost: Any) -> None:
 
 def _stopped() -> int:
     number = next(iter(received), signal.SIGINT)
+    exec("")  # else Python ends by SIGINT where the interruption came through an `exec` of a text
     with suppress(OSError):  # the terminal may be gone
         print(f"{WORDS[number]}: the same command goes on from here", file=sys.stderr, flush=True)
     return 128 + number

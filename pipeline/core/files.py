@@ -56,10 +56,13 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def regular(path: Path) -> None:
-    """Raise OSError where reading a path would wait, or never end: of a FIFO, socket or device."""
+def regular(path: Path, *, pipes: bool = False) -> None:
+    """Raise OSError where reading a path would never end, or wait: of a device, FIFO or socket.
+
+    With `pipes` FIFOs are read: a shell makes them of ``<(command)``.
+    """
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
         raise OSError(errno.ENXIO, "it is no file", str(path))
 
 

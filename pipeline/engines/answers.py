@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.files import regular
 from pipeline.engines.json_text import FormError, form_of, has_events, json_values
 from pipeline.engines.seals import CHANGED, is_whole
 from pipeline.engines.streams import Streams
@@ -194,6 +195,7 @@ def read_bytes(path: Path) -> bytes:
             is packed in another way.
     """
     try:
+        regular(path, pipes=True)
         data = path.read_bytes()
         if data.startswith(GZIP):
             data = _unpacked(path, len(data))

@@ -81,6 +81,16 @@ def test_an_interruption_stays_one_whatever_becomes_of_it(body, status, printed,
     assert (done.returncode, done.stdout, done.stderr) == (status, printed, said + GOES_ON)
 
 
+def test_an_interruption_of_an_exec_has_its_own_status(tmp_path):
+    """Of a module, where Python would end by SIGINT whatever the signal."""
+    (tmp_path / "own.py").write_text(f"{BEGIN}exec({KILL.format(15)!r})")
+    done = subprocess.run(
+        [sys.executable, "-m", "own"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (TERMINATED, f"terminated{GOES_ON}")
+
+
 def test_a_signal_after_the_end_and_a_second_one_end_the_process_at_once():
     after = run(f"print('done')\n{KILL.format(15)}; print('went on')")
     assert (after.returncode, after.stdout, after.stderr) == (-signal.SIGTERM, "done\n", "")
