@@ -351,6 +351,7 @@ def run(trial: Trial, command: str, words: list[str], log: Path) -> int:
         to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(to, descriptor)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup ignores
         GlobalHydra.instance().clear()
         os.chdir(trial.here)
         os.environ["HOME"] = str(trial.here)

@@ -56,13 +56,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def regular(path: Path, *, pipes: bool = False) -> None:
+def regular(path: Path) -> None:
     """Raise OSError where reading a path would never end, or wait: of a device, FIFO or socket.
 
-    With `pipes` FIFOs are read: a shell makes them of ``<(command)``.
+    FIFOs that a shell makes of ``<(command)`` are read. They lie in /dev.
     """
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
+    piped = stat.S_ISFIFO(mode) and path.is_relative_to("/dev")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or piped):
         raise OSError(errno.ENXIO, "it is no file", str(path))
 
 

@@ -195,7 +195,7 @@ def read_bytes(path: Path) -> bytes:
             is packed in another way.
     """
     try:
-        regular(path, pipes=True)
+        regular(path)
         data = path.read_bytes()
         if data.startswith(GZIP):
             data = _unpacked(path, len(data))

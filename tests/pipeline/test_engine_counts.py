@@ -8,6 +8,7 @@ llama.txt by llama.cpp, build 7e4c0a9 (ngram-simple).
 import gzip
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -266,6 +267,18 @@ def test_what_is_left_out_is_counted(tmp_path):
         "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
         "answers given again": 1, "answers of several choices": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), Path.mkdir])
+def test_what_has_no_end_is_refused_and_a_pipe_of_the_shell_is_read(make, tmp_path):
+    make(tmp_path / "run")
+    with pytest.raises(PipelineError, match=r"run can't be read: (it is no file|Is a directory)"):
+        read_run(tmp_path / "run")
+    end, begin = os.pipe()
+    os.write(begin, (SAMPLES / "vllm_alone.after.txt").read_bytes())
+    os.close(begin)
+    assert page_of(Path(f"/dev/fd/{end}")) is not None
+    os.close(end)
 
 
 def test_a_torn_packed_file_is_one_line(tmp_path):
