@@ -41,7 +41,7 @@ SAMPLES = ROOT / "tests" / "engines" / "samples"
 LONG = "x" * 5000
 TEXTS = [
     *("", " ", "null", "-1", "0", "1e999", "nan", "true", "[]", "{}", "[1,[2]]", "{a: {b: c}}"),
-    *("a\x1b[31mb\x07", "a\nerror: b", "\u202eabc", "θ 中 🦙", "\ud800", LONG, "..", "../x"),
+    *("a\x1b[31mb\x07", "a\nerror: b", "\u202eabc", "θ 中 🦙", "\udc80", LONG, "..", "../x"),
     *(
         "~",
         "~nobody/x",

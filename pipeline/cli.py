@@ -85,7 +85,7 @@ def _point(config: DictConfig) -> None:
     from pipeline.core import sweeps
 
     job = HydraConfig.get()
-    overrides = list(job.overrides.task)
+    overrides = sweeps.words_of(job.overrides.task)
     given = {word.replace(" ", "") for word in sys.argv}  # of a swept key it has all values
     swept = [override for override in overrides if override.replace(" ", "") not in given]
     named = ", ".join(swept or overrides)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
 from pipeline.core.errors import DamagedError, PipelineError, terminal
@@ -61,7 +61,7 @@ class Sweep(Callback):
         with terminal():
             directory = Path(config.hydra.sweep.dir)
             if not _points(directory):
-                words = " ".join(config.hydra.overrides.task)
+                words = " ".join(words_of(config.hydra.overrides.task))
                 raise PipelineError(
                     f"{words}: the sweep has no point in {directory}: give every key a value, and "
                     "leave hydra.sweep.subdir as it is"
@@ -76,6 +76,12 @@ def _of_a_sweep(point: Path) -> bool:
         return "overrides" in json.loads(point.read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
+
+
+def words_of(overrides: Any) -> list[str]:
+    """Return overrides as they were given: OmegaConf resolves an interpolation in one."""
+    words: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(word) for word in words]
 
 
 def _points(directory: Path) -> list[Path]:

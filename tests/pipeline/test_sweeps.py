@@ -203,6 +203,15 @@ def test_a_sweep_that_can_not_be_is_refused(words, said, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("~")]
 
 
+def test_an_override_is_named_as_it_was_given(tmp_path):
+    """Though it holds an interpolation, of what is there or is not."""
+    note = "note='a ${study} b ${oc.env:NOWHERE}'"
+    done = sweep(f"outputs={tmp_path}", note, "criteria.t=0.1,0.2")
+    assert done.returncode == 1
+    assert done.stdout.count("note: KeyError") == 2
+    assert "failed: criteria.t=0.1: note: KeyError" in done.stdout
+
+
 def test_outputs_below_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
