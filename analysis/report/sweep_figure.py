@@ -113,7 +113,8 @@ def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
         bars = None
         if {low, high} <= set(values):
             bars = error_bars(values[statistic], values[low], values[high])
-        axis.errorbar(x, values[statistic], bars, **drawn, **POINTS, label=label, elinewidth=0.7)
+        y = values[statistic].astype(float)  # NaN where a point has no value
+        axis.errorbar(x, y, bars, **drawn, **POINTS, label=label, elinewidth=0.7)
     axis.set_xlabel(_in_words(key))
     axis.grid(**RULED)
     if not numeric:

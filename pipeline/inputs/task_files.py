@@ -59,7 +59,7 @@ def _named_by_yaml(path: Path) -> Iterator[tuple[Path, str]]:
     except yaml.YAMLError as error:
         raise _refused(path, f"is no YAML ({first_line(error)})") from error
     for beside in sorted(path.parent.iterdir()):
-        if beside.suffix in BESIDE and beside.is_file() and beside.stem in text:
+        if beside.suffix in BESIDE and beside.stem in text and _is_file(beside):
             yield beside, beside.name
     for key, tag, value in _scalars(root, "", set()):
         if key in UNREAD or not value:
@@ -125,7 +125,7 @@ def _modules(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
 def _files(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files of a name, from a folder and from the working directory."""
     for path in _places(name, folder):
-        if path.is_file():
+        if _is_file(path):
             yield path, path.name
 
 
@@ -137,8 +137,15 @@ def _data(name: str, path: Path) -> Iterator[tuple[Path, str]]:
         else:
             pattern = str(place) if glob.has_magic(name) else glob.escape(str(place))
             for found in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
-                if Path(found).is_file():
+                if _is_file(Path(found)):
                     yield Path(found), Path(found).name
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is a file; refuses a FIFO or a device, which the harness would read."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise _refused(path, "is no file")
+    return path.is_file()
 
 
 def _places(name: str, folder: Path) -> list[Path]:

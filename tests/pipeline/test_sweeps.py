@@ -203,6 +203,15 @@ def test_a_sweep_that_can_not_be_is_refused(words, said, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("~")]
 
 
+def test_a_statistic_that_no_point_has_is_not_drawn(tmp_path):
+    for number, t in enumerate((0, 0.1)):
+        row = {"target": "large", "accepted": 0.5, "coverage": None}
+        row |= {"coverage_ci_low": None, "coverage_ci_high": None}
+        point(tmp_path, number, [f"criteria.t={t}"], [row])
+    assert sweeps.collect(tmp_path) == 0
+    assert (tmp_path / "decoding_by_criteria.t.pdf").is_file()
+
+
 def test_an_override_is_named_as_it_was_given(tmp_path):
     """Though it holds an interpolation, of what is there or is not."""
     note = "note='a ${study} b ${oc.env:NOWHERE}'"

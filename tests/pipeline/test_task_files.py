@@ -1,5 +1,7 @@
 """The key of stage accuracy: every file that decides what a task asks, and how it is scored."""
 
+import os
+
 import pytest
 
 from pipeline.core.errors import PipelineError
@@ -101,3 +103,14 @@ def test_what_can_t_be_followed_is_refused(text, said, tmp_path, monkeypatch):
     (tmp_path / "many/0").unlink()
     path.write_text("data_dir: many")
     assert task_entries(str(path))["name"] == "t"
+
+
+@pytest.mark.parametrize("name", ["../rows.jsonl", "more-1.csv", "sub/table.csv", "letters.csv"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_has_no_end_is_refused(name, make, folder):
+    (folder / name).unlink()
+    make(folder / name)
+    with pytest.raises(
+        PipelineError, match=r"accuracy\.tasks: .*(rows|more-1|table|letters)\.\w+ is no file"
+    ):
+        task_entries(str(folder / "words.yaml"))
