@@ -18,6 +18,7 @@ from torch import Tensor
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json
 from pipeline.core.timings import processor
+from pipeline.models.products import weight_first
 
 Mark = float | torch.cuda.Event  # a moment, of `mark`
 
@@ -116,6 +117,7 @@ def describe_device(device: torch.device) -> Json:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),
+        "weight_first": device.type == "cpu" and weight_first(),  # products of few rows
         "tf32": torch.backends.cuda.matmul.allow_tf32,
         "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
     }

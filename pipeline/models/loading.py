@@ -43,6 +43,7 @@ from pipeline.inputs.hub import (
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LanguageModel, LMHead
+from pipeline.models.products import use_fast_products
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
@@ -175,6 +176,7 @@ def wrap(
     if head.weight.dtype != wanted:
         with _loading(f"{key}: {type(module).__name__}", MODEL):
             module.set_output_embeddings(LMHead(head, wanted))
+    use_fast_products(module)
     return LanguageModel(module, label, device, head.out_features, eos)
 
 

@@ -231,10 +231,10 @@ def test_states_are_those_between_the_layers(config, norm):
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(config).eval()
     module.get_submodule(norm).weight.data.uniform_(0.5, 2)
-    ids = torch.tensor([[3, 9, 5, 1]])
+    ids = torch.tensor([[3, 9, 5, 1, 2, 8]])  # more than `products.MOST_ROWS`
     plain = module(input_ids=ids, output_hidden_states=True).hidden_states
     model = wrap(module, "any", torch.device("cpu"))
-    states = model.forward(ids, model.new_cache(4), layers=(4, 0, 2))[1]
+    states = model.forward(ids, model.new_cache(6), layers=(4, 0, 2))[1]
     last, first, second = states.unbind(2)
     torch.testing.assert_close(first, plain[0], rtol=0, atol=0)
     torch.testing.assert_close(second, plain[2], rtol=0, atol=0)

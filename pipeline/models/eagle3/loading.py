@@ -23,6 +23,7 @@ from pipeline.core.stage import ModelSpec
 from pipeline.inputs.hub import HEAD_FILES, PICKLED, WHOLE, check_one_form, model_folder
 from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
+from pipeline.models.products import use_fast_products
 
 # keys of a config.json in the format of vLLM's speculators
 SPECULATORS = ("speculators_model_type", "speculators_config", "transformer_layer_config")
@@ -43,10 +44,13 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> Eagle3Drafter:
     device, dtype, embedding = target.device, target.dtype, None
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
+    head = head.eval().requires_grad_(False).to(device, dtype)
+    projection = like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None))
+    use_fast_products(head, projection)
     return Eagle3Drafter(
         target,
-        head.eval().requires_grad_(False).to(device, dtype),
-        like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None)),
+        head,
+        projection,
         layers,
         spec.settings.label,
         drafted=_drafted(weights).to(device) if OFFSETS in weights else None,
