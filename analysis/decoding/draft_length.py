@@ -14,19 +14,22 @@ import numpy as np
 from ..topk import Floats
 
 
-def expected_tokens(rates: Sequence[float], longest: int) -> Floats:
-    """Return the expected tokens per call for draft lengths 0 to `longest`.
+def expected_tokens(rates: Sequence[float] | Floats, longest: int) -> Floats:
+    """Return the expected tokens per call for draft lengths 0 to `longest`, (..., longest + 1).
 
     L(gamma) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_gamma: the accepted tokens and the target's own.
-    Positions beyond the last of the `rates`, of which there is at least one, have that rate. With
-    equal rates this is `tokens_per_call`.
+    The `rates` are (..., R), R at least 1; positions beyond the last have its rate. With equal
+    rates this is `tokens_per_call`.
 
     >>> expected_tokens([0.5, 0.4], 3).round(2).tolist()
     [1.0, 1.5, 1.7, 1.78]
     """
-    beyond = max(longest - len(rates), 0)
-    known = np.array([*rates, *[rates[-1]] * beyond], dtype=np.float64)[:longest]
-    return np.append(1.0, 1.0 + np.cumsum(np.cumprod(known)))
+    known = np.asarray(rates, dtype=np.float64)
+    beyond = np.repeat(known[..., -1:], max(longest - known.shape[-1], 0), axis=-1)
+    by_position = np.concatenate([known, beyond], axis=-1)[..., :longest]
+    accepted = np.cumsum(np.cumprod(by_position, axis=-1), axis=-1)
+    none = np.zeros((*known.shape[:-1], 1))
+    return 1.0 + np.concatenate([none, accepted], axis=-1)
 
 
 def costs_by_length(measured: Mapping[int, float], longest: int) -> Floats:
@@ -41,20 +44,36 @@ def costs_by_length(measured: Mapping[int, float], longest: int) -> Floats:
     known = {0: 1.0, **measured}
     lengths = sorted(known)
     costs = [known[length] for length in lengths]
-    last = lengths[-1]
-    slope = (costs[-1] - 1.0) / last if last else 0.0
-    wanted = np.arange(longest + 1)
-    beyond = np.maximum(wanted - last, 0) * slope
-    interpolated: Floats = np.interp(wanted, lengths, costs) + beyond
-    return interpolated
+    between = np.interp(np.arange(lengths[-1] + 1), lengths, costs)
+    return extended_costs(between, longest)
 
 
-def speed_by_length(rates: Sequence[float], costs: Sequence[float] | Floats) -> Floats:
-    """Return the speed over the target alone, L(gamma) / costs[gamma], for each cost given.
+def extended_costs(costs: Floats, longest: int) -> Floats:
+    """Return costs (..., longest + 1), given those of lengths 0 to the longest measured.
 
-    Without prefill. `formula_speedup` is the special case of equal rates and a linear cost.
+    Beyond it a drafted token costs as much as it does on average there.
+
+    >>> extended_costs(np.array([1.0, 1.1, 1.2]), 4).round(2).tolist()
+    [1.0, 1.1, 1.2, 1.3, 1.4]
     """
-    speeds: Floats = expected_tokens(rates, len(costs) - 1) / np.asarray(costs)
+    last = costs.shape[-1] - 1
+    slope = (costs[..., -1:] - 1.0) / max(last, 1)
+    beyond = costs[..., -1:] + slope * np.arange(1, max(longest - last, 0) + 1)
+    return np.concatenate([costs, beyond], axis=-1)[..., : longest + 1]
+
+
+def speed_by_length(
+    rates: Sequence[float] | Floats, costs: Sequence[float] | Floats, share: float | Floats = 1.0
+) -> Floats:
+    """Return the speed over the target alone for each draft length that `costs` (..., G + 1) has.
+
+    L(gamma) / costs[gamma] where every pass has a draft; where only a `share` f of them has,
+    (1 + f (L(gamma) - 1)) / (1 + f (costs[gamma] - 1)). Without prefill. `formula_speedup` is the
+    special case of f = 1, equal rates and a linear cost.
+    """
+    cost = np.asarray(costs)
+    tokens = expected_tokens(rates, cost.shape[-1] - 1)
+    speeds: Floats = (1.0 + share * (tokens - 1.0)) / (1.0 + share * (cost - 1.0))
     return speeds
 
 

@@ -25,6 +25,7 @@ from ..topk import Floats
 from .paired_accuracy import differing_answers
 
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
+PASSES = ["prompt_id", "drafted", "draft_seconds", "verify_seconds", "other_seconds"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -53,6 +54,8 @@ class Decoded:
     # drawn
     contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
     vocabulary: int = 0  # number of tokens that both models have
+    # a row for each draft length at each of some prompts: seconds of a call, of no run
+    passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
 
     @property
     def of_trees(self) -> pd.Series:

@@ -18,7 +18,7 @@ from pipeline.inputs.artifact_readers import read_steps
 from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -78,6 +78,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     for at, deep in enumerate(steps.by_depth if steps.deeper else ()):  # one depth is the first
         by_depth = [judgement.by_depth[at] for judgement in chosen]
         parts += depth_statistics(1 + at, deep, by_depth, bootstrap)
+    positions = [frame for judgement in chosen for frame in position_rows(judgement, steps)]
+    out.write_rows(positions, "positions")
     for name, table in {"statistics": rows, "breakdown": parts}.items():
         out.write_frame(pd.DataFrame(table).assign(prompts=bootstrap.count), name)
     schema = task.stage.schema()
@@ -110,6 +112,27 @@ def judge_soundly(
                 f"{deep.argmax_rank[step]}. Please report it with this step"
             )
     return verdicts
+
+
+def position_rows(judgement: Judgement, steps: Steps) -> Iterator[Json]:
+    """Yield how often each position of a draft is tested and accepted, prompt by prompt."""
+    from analysis.decoding.call_costs import LONGEST, PositionCounts
+    from analysis.statistics.trajectories import calls_along
+
+    calls = calls_along(judgement.accepted_by_depth, steps.trajectories, LONGEST)
+    prompts = len(steps.trajectories.starts)
+    counts = PositionCounts.of_calls(prompts, calls.prompts, calls.tested, calls.accepted)
+    for answer, (tested, accepted) in enumerate(
+        zip(counts.tested.tolist(), counts.accepted.tolist(), strict=True)
+    ):
+        for at in range(LONGEST):
+            yield {
+                "rule": judgement.rule.label,
+                "answer": answer,
+                "position": at + 1,
+                "tested": tested[at],
+                "accepted": accepted[at],
+            }
 
 
 def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgement]) -> Json:
@@ -165,7 +188,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="acceptance",
-    version=26,
+    version=27,
     upstream=("drafts",),
     tables={
         "data": STEP
@@ -182,6 +205,13 @@ STAGE = Stage(
             **ENDS,
             **CUT,
             **COUNTED,
+        },
+        "positions": {  # of the calls along the target's text, drafts of eight tokens
+            **RULE,
+            "answer": Column("int32", "index of the prompt"),
+            "position": Column("int32", "in the draft, from 1"),
+            "tested": Column("int32", "calls that tested the token there"),
+            "accepted": Column("int32", "calls that accepted it"),
         },
         "breakdown": {
             "rule": Column("string", "label; empty: the drafter alone"),

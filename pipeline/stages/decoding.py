@@ -48,6 +48,12 @@ CALL: Columns = {  # a target call after the prompt's
     "drafted": Column("int32", "tokens"),
     "depth": Column("int32", "drafted tokens in a row: of a chain all of them"),
 }
+SECONDS: Columns = {
+    "draft_seconds": Column("float64", "drafting"),
+    "verify_seconds": Column("float64", "the target's pass"),
+    "other_seconds": Column("float64", "acceptance, roll-back, bookkeeping"),
+}
+ROUNDS = 20  # prompts at which a call of each draft length is timed
 
 
 def plan(study: Study) -> list[Task]:
@@ -158,7 +164,11 @@ def decode_prompt(session: DecodingSession, prompt: Prompt, turn: int) -> Tables
         for at in range(runs):
             run = (at + turn) % runs
             timed[run] = decode_timed(session, session.runs[run], prompt, read)
-        return prompt_rows(session, prompt, read, [timed[run] for run in range(runs)])
+        rows = prompt_rows(session, prompt, read, [timed[run] for run in range(runs)])
+        if turn < ROUNDS:
+            answer, _ = timed[0]  # of the target alone
+            rows["timings/passes"] = call_rows(session, prompt, read, answer.tokens)
+        return rows
 
     rows, reason = or_reason(decode_all, session.target.device)
     return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
@@ -229,6 +239,17 @@ def prompt_rows(
     return rows
 
 
+def call_rows(
+    session: DecodingSession, prompt: Prompt, read: Prefill, tokens: Sequence[int]
+) -> list[Row]:
+    """Return a row for each draft length, with what a call costs at this prompt."""
+    from pipeline.decoding.call_costs import time_calls
+
+    calls = time_calls(session, read, tokens)
+    names = STAGE.tables["timings/passes"].keys() - {"prompt_id"}
+    return [{"prompt_id": prompt.prompt_id} | attributes(call, *names) for call in calls]
+
+
 def by_position(key: Row, columns: Mapping[str, Sequence[float]]) -> list[Row]:
     """Return a row a position, of columns with a value at each."""
     values = zip(*columns.values(), strict=True)
@@ -267,7 +288,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="decoding",
-    version=17,
+    version=18,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     tables={
         "data": RUN
@@ -329,13 +350,11 @@ STAGE = Stage(
             "processor_seconds": Column("float64", "of the decoding thread; null on CUDA"),
             "peak_bytes": Column("int64", "of a CUDA device, null elsewhere"),
         },
-        "timings/calls": RUN
-        | CALL
-        | {
-            "emitted": Column("int32", "tokens"),
-            "draft_seconds": Column("float64", "drafting"),
-            "verify_seconds": Column("float64", "the target's pass"),
-            "other_seconds": Column("float64", "acceptance, roll-back, bookkeeping"),
+        "timings/calls": RUN | CALL | {"emitted": Column("int32", "tokens"), **SECONDS},
+        "timings/passes": {  # calls of all draft lengths, of no method
+            "prompt_id": Column("string", "the prompt"),
+            "drafted": Column("int32", "tokens, verified in a pass over one more"),
+            **SECONDS,
         },
     },
     plan=plan,
