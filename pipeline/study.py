@@ -23,6 +23,7 @@ from pipeline.core.errors import PipelineError, collect_errors, raise_collected
 from pipeline.core.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.core.store import Store, relative
 from pipeline.inputs.hub import Identities, local_file, local_path
+from pipeline.models.kept import kept_models
 from pipeline.settings.composition import composed, settings_of
 from pipeline.settings.criteria import build_rules, rule_entries
 
@@ -138,7 +139,8 @@ class Study:
                     task.stage.check_task(task)
             check_models(todo)
             self._print_plan(tasks, {task.key for task in todo})
-        artifacts = [self.store.get(task) for task in tasks]
+        with kept_models():
+            artifacts = [self.store.get(task) for task in tasks]
         computed = {task.key for task in todo}
         for task, artifact in zip(tasks, artifacts, strict=True):
             if task.key not in computed:

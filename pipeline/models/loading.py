@@ -41,6 +41,7 @@ from pipeline.inputs.hub import (
     model_folder,
 )
 from pipeline.models.devices import choose_device, set_up
+from pipeline.models.kept import load_once
 from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LanguageModel, LMHead
 from pipeline.models.products import use_fast_products
@@ -59,9 +60,13 @@ LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of expert
 
 def load_model(spec: ModelSpec) -> LanguageModel:
     """Load a model for inference, and check that it can be run a token at a time."""
+    set_up(choose_device(spec.device.name), spec.device.threads)
+    return load_once(spec, _load)
+
+
+def _load(spec: ModelSpec) -> LanguageModel:
     key, settings, path = spec.key, spec.settings, spec.settings.path
     device = choose_device(spec.device.name)
-    set_up(device, spec.device.threads)
     config = skeleton(spec).module.config
     folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()

@@ -72,8 +72,10 @@ def plan(study: Study) -> list[Task]:
 
 def write_report(task: Task, inputs: Inputs, out: Out) -> None:
     """Write all tables, figures and pages."""
+    from pipeline.models.kept import release_models
     from pipeline.stages.report.sections import compute
 
+    release_models()
     compute(task, inputs, out)
 
 
