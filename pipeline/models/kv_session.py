@@ -6,6 +6,7 @@ One class for a text and for left-padded batches, for a language model and for a
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from torch.nn.functional import pad
 from pipeline.models.devices import send
 from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.recorded_passes import MOST_TOKENS, give_back, recorder_of
 
 TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
 Model = LanguageModel | Eagle3Drafter  # both have the same `forward`
@@ -82,13 +84,27 @@ class KVSession:
             padding: (B,) columns before the first token of each text.
             drafts: whether some of what is read is taken back by `truncate` or `commit_path`.
         """
-        self.model, self.length = model, 0
+        self.model = model
+        self.length = 0
         self.hidden: Tensor | None = None
-        self.cache = model.new_cache(capacity)
-        self.layers, self._padding = layers, padding
+        self.layers = layers
+        self._capacity = capacity
+        self._padding = padding
+        self._open()
         self._windows = [layer for layer in self.cache.layers if drafts and layer.is_sliding]
         for layer in self._windows:  # until the next roll-back they keep more than their window
             layer.activate_past_recording()
+
+    def _open(self) -> None:
+        """Take buffers for keys and values: where passes are recorded, those of a recorder."""
+        single = self._padding is None
+        self._recorder = recorder_of(self.model, self._capacity, self.layers, shared=single)
+        if self._recorder is None:
+            self.cache = self.model.new_cache(self._capacity)
+            return
+        self.cache = self._recorder.cache
+        if single:
+            weakref.finalize(self, give_back, self._recorder)
 
     def prefill(self, ids: Tensor, keep: int = 1) -> Tensor:
         """Read prompts (B, n) as `append` does; return the logits after the last token only.
@@ -119,24 +135,47 @@ class KVSession:
         `tree` is what they see, as nodes of a draft tree after the text, None is a chain;
         `features` (B, n, d) are read by a head beside them.
         """
-        end, mask, positions = self.length + ids.shape[1], None, None
-        if tree is not None:
-            mask, positions = tree(self.length)
-        elif self._padding is not None:
-            at = torch.arange(end, device=ids.device) - self._padding[:, None]
-            mask, positions = (at >= 0).long(), at[:, self.length :].clamp(min=0)
-        logits, self.hidden = self.model.forward(
-            ids, self.cache, mask, positions, keep=keep, layers=self.layers, features=features
-        )
-        self.length = end
+        count = ids.shape[1]
+        nodes = None if tree is None else tree(self.length)
+        if self._recorder is not None and self.length > 0 and count <= MOST_TOKENS:
+            logits, self.hidden = self._recorder.run(
+                ids, self.length, self._padding, nodes, features, keep
+            )
+        else:
+            logits, self.hidden = self._pass(ids, nodes, features, keep)
+        self.length += count
         if 0 < keep < logits.shape[1]:  # a model may give all
             logits = logits[:, -keep:]
         rows = self.model.vocab_size  # a drafter may have fewer
         return logits if logits.shape[2] == rows else logits[..., :rows]
 
+    def _pass(
+        self, ids: Tensor, nodes: tuple[Tensor, Tensor] | None, features: Tensor | None, keep: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over tokens (B, n), which are a chain unless `nodes` are given."""
+        self._show()
+        mask, positions = nodes or (None, None)
+        if nodes is None and self._padding is not None:
+            end = self.length + ids.shape[1]
+            at = torch.arange(end, device=ids.device) - self._padding[:, None]
+            mask = (at >= 0).long()
+            positions = at[:, self.length :].clamp(min=0)
+        return self.model.forward(
+            ids, self.cache, mask, positions, keep=keep, layers=self.layers, features=features
+        )
+
+    def _show(self) -> None:
+        """Let the cache know how many columns are in use, which recorded passes do not tell it."""
+        if self._recorder is not None and self._recorder.is_initialized:
+            for layer in self._recorder.cache.layers:
+                layer.show(self.length)
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` columns; a window drops what it kept beyond its own for this."""
         kept = min(length, self.length)
+        if self._recorder is not None:
+            self.length = kept
+            return
         for layer in self.cache.layers if kept < self.length else self._windows:
             layer.crop(kept - self.length)
         self.length = kept
@@ -146,8 +185,7 @@ class KVSession:
         if list(path) != list(range(len(path))):
             index = send([length + at for at in path], self.model.device)
             for layer in self.cache.layers:
-                for states in (layer.keys, layer.values):
-                    states[:, :, length : length + len(path)] = states.index_select(2, index)
+                layer.move(index, length)
         self.truncate(length + len(path))
 
     def hidden_after(self, path: Sequence[int]) -> Tensor | None:
@@ -159,12 +197,20 @@ class KVSession:
     def copy(self, layers: Sequence[int]) -> KVSession:
         """Return the same texts with a cache of their own; hidden states follow after `layers`."""
         other = copy.copy(self)
-        other.cache, other._windows = copy.deepcopy((self.cache, self._windows))
         other.layers = layers
+        if self._recorder is None:
+            other.cache, other._windows = copy.deepcopy((self.cache, self._windows))
+            return other
+        other._open()
+        assert other._recorder is not None
+        other._recorder.take(self._recorder, self.length)
         return other
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only the texts `rows` (b,), indices in their new order."""
+        self._show()
         self.cache.reorder_cache(rows)
         if self._padding is not None:
             self._padding = self._padding[rows]
+        if self._recorder is not None:
+            self._recorder.forget()

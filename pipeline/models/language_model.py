@@ -91,6 +91,21 @@ class LanguageModel:
             return out.logits, None
         return out.logits, torch.stack([out.hidden_states[layer] for layer in layers], dim=2)
 
+    @property
+    def takes_masks(self) -> bool:
+        """Whether a pass can be told what each token sees: all layers attend to all tokens."""
+        full = all(type(layer) is PreallocatedLayer for layer in self.new_cache(1).layers)
+        masked = self.module.config._attn_implementation in ("sdpa", "eager")
+        placed = "position_ids" in inspect.signature(self.module.forward).parameters
+        return full and masked and placed
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts, which reads the routing of tokens while it runs."""
+        config = self.module.config.get_text_config()
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        return any((getattr(config, name, None) or 0) > 1 for name in names)
+
     def check_drafts(self, key: str) -> None:
         """Check that the model can read drafts and take them back."""
         layers = self.new_cache(1).layers
@@ -103,10 +118,7 @@ class LanguageModel:
 
     def check_trees(self) -> None:
         """Check that the model can read the branches of a tree in one pass."""
-        full = all(type(layer) is PreallocatedLayer for layer in self.new_cache(1).layers)
-        masked = self.module.config._attn_implementation in ("sdpa", "eager")
-        placed = "position_ids" in inspect.signature(self.module.forward).parameters
-        if not (full and masked and placed):
+        if not self.takes_masks:
             raise PipelineError(
                 f"decoding.methods: {self.label} can't read draft trees: they need a model with "
                 "full attention in all layers that takes positions, and attention: sdpa or eager. "
@@ -203,16 +215,22 @@ class PreallocatedLayer(DynamicLayer):
         end = begin + key_states.shape[2]
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, begin:end] = states
-        self._show(end)
+        self.show(end)
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep only the sequences `beam_idx`, indices in their new order."""
         if self.is_initialized:
             self._buffers = [buffer[beam_idx] for buffer in self._buffers]
-            self._show(self.get_seq_length())
+            self.show(self.get_seq_length())
 
-    def _show(self, length: int) -> None:
+    def move(self, columns: Tensor, begin: int) -> None:
+        """Copy the states of `columns` (n,) to those from `begin` on."""
+        for buffer in self._buffers:
+            buffer[:, :, begin : begin + len(columns)] = buffer.index_select(2, columns)
+
+    def show(self, length: int) -> None:
+        """Let the first `length` columns be those in use."""
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 

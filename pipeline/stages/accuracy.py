@@ -154,6 +154,7 @@ class AccuracyWorker:
         """Return the record's facts on the tasks and the runs."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
+        from pipeline.models.recorded_passes import can_record
 
         runs = self._session.runs
         return {
@@ -161,6 +162,7 @@ class AccuracyWorker:
             "runs": [run_metadata(run) | {"baseline": runs.index(baseline(run))} for run in runs],
             "machines": distinct(measured),
             **describe_device(self._session.target.device),
+            "recorded_passes": can_record(self._session.target),
         }
 
 

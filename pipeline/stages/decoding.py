@@ -136,6 +136,7 @@ class DecodingWorker:
         """Return the record's facts on the runs and the models."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
+        from pipeline.models.recorded_passes import can_record
 
         session = self._session
         models: dict[str, LanguageModel | Eagle3Drafter] = {"target": session.target}
@@ -149,6 +150,7 @@ class DecodingWorker:
             },
             "machines": distinct(measured),
             **describe_device(session.target.device),
+            "recorded_passes": can_record(session.target),
             "vocab_size": session.target.vocab_size,
         }
 

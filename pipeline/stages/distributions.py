@@ -148,6 +148,7 @@ class DistributionsWorker:
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
         from pipeline.models.devices import describe_device, peak_memory
+        from pipeline.models.recorded_passes import can_record
 
         model, settings = self.model, self._task.settings
         rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))
@@ -158,6 +159,7 @@ class DistributionsWorker:
             "certified_temperature": settings["certified_temperature"],
             "eos": list(model.eos),
             **describe_device(model.device),
+            "recorded_passes": can_record(model),
             "peak_memory_bytes": peak_memory(model.device),
             "tokens_per_second": round(rows / seconds, 1),
         }

@@ -194,6 +194,7 @@ class DraftsWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the pair and the run."""
         from pipeline.models.devices import describe_device, peak_memory
+        from pipeline.models.recorded_passes import can_record
 
         found: Json = {
             "vocab_size": self._rows,
@@ -201,6 +202,7 @@ class DraftsWorker:
             "certified_temperature": self._temperature,
             "sampled_temperature": self._sampled,
             **describe_device(self.target.device),
+            "recorded_passes": can_record(self.target),
             "peak_memory_bytes": peak_memory(self.target.device),
         }
         if isinstance(self.drafter, Eagle3Head):  # it runs in the dtypes of its target

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.models import recorded_passes
 from pipeline.models.loading import load_model
 from tests.pipeline import tiny
 
@@ -16,3 +17,10 @@ def model(tmp_path_factory):
 def target(model):
     """The tiny model."""
     return load_model(tiny.used(model))
+
+
+@pytest.fixture(params=["growing", pytest.param("fixed", marks=pytest.mark.thorough)])
+def buffers(request, monkeypatch):
+    """The cache of a CPU, which grows, and that of recorded passes, here without recording."""
+    monkeypatch.setattr(recorded_passes, "FIXED_ON_CPU", request.param == "fixed")
+    return request.param

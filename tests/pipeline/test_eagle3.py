@@ -1,5 +1,7 @@
 """EAGLE-3 heads: random checkpoints against the plain architecture, cached, by depth, refused."""
 
+import copy
+
 import pytest
 import torch
 from transformers import (
@@ -25,6 +27,8 @@ from tests.pipeline.heads import IDS, random_weights, reference, reference_logit
 DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
+
+pytestmark = pytest.mark.usefixtures("buffers")
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +233,7 @@ SMALL = {
 @torch.inference_mode()
 def test_states_are_those_between_the_layers(config, norm):
     torch.manual_seed(0)
-    module = AutoModelForCausalLM.from_config(config).eval()
+    module = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     module.get_submodule(norm).weight.data.uniform_(0.5, 2)
     ids = torch.tensor([[3, 9, 5, 1, 2, 8]])  # more than `products.MOST_ROWS`
     plain = module(input_ids=ids, output_hidden_states=True).hidden_states

@@ -27,6 +27,8 @@ from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import LIMIT, greedy, plain_greedy
 from tests.pipeline.heads import lookup_proposer
 
+pytestmark = pytest.mark.usefixtures("buffers")
+
 
 @pytest.fixture
 def directory(tmp_path):

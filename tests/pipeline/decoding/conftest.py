@@ -23,3 +23,8 @@ def drafter():
                 0.05 * parameter.std() * torch.randn_like(parameter) if parameter.ndim == 2 else 0
             )
     return model
+
+
+@pytest.fixture(autouse=True)
+def both_caches(buffers):
+    """Run every test twice."""

@@ -63,6 +63,7 @@ class Markov:
     """A model whose logits (size, size) depend on the last token: only the loop takes time."""
 
     label, device, dtype, context = "markov", CPU, torch.float64, math.inf
+    takes_masks = False
 
     def __init__(self, table, eos=()):
         self.table, self.module, self.eos, self.vocab_size = table, self, eos, len(table)

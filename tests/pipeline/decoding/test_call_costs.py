@@ -8,6 +8,7 @@ from pipeline.decoding.call_costs import time_calls
 from pipeline.decoding.loop import prefill
 from pipeline.decoding.session import DecodingSession
 from pipeline.drafters import NeuralDrafter
+from pipeline.models.kv_session import KVSession
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, plain_greedy
 
@@ -40,14 +41,14 @@ def test_the_target_reads_the_text_and_the_draft(session, monkeypatch):
     """So each pass is one of the loop: the last token and the draft, behind the text so far."""
     read = prefill(session.target, PROMPTS[0], LIMIT, layers(session))
     seen = []
-    forward = type(session.target).forward
+    append = KVSession.append
 
-    def spy(model, ids, cache, *args, **options):
-        if model is session.target:
-            seen.append((cache.get_seq_length(), ids[0].tolist()))
-        return forward(model, ids, cache, *args, **options)
+    def spy(self, ids, *args, **options):
+        if self.model is session.target:
+            seen.append((self.length, ids[0].tolist()))
+        return append(self, ids, *args, **options)
 
-    monkeypatch.setattr(type(session.target), "forward", spy)
+    monkeypatch.setattr(KVSession, "append", spy)
     answer = plain_greedy(session.target, PROMPTS[0])
     time_calls(session, read, answer)
     prompt = len(PROMPTS[0])
