@@ -423,7 +423,7 @@ def lost(whole: dict[str, str], before: dict[str, str], after: dict[str, str]) -
     return changed + [name for name in tables if before[name] not in after.values()]
 
 
-def problems_of(code: int | None, printed: str, hostile: list[str]) -> Iterator[str]:
+def problems_of(code: int | None, printed: str, given: list[str]) -> Iterator[str]:
     """Yield what is wrong with how a command ended."""
     lines = printed.splitlines()
     if code is None:
@@ -438,7 +438,7 @@ def problems_of(code: int | None, printed: str, hostile: list[str]) -> Iterator[
         yield "not a word"
     elif code in (1, 2) and not any(REASON.search(line) for line in lines):
         yield "no reason"
-    asked = any("nan" in word.lower() for word in hostile)  # of a value that is named as it is
+    asked = any("nan" in word.lower() for word in given)  # then it is named as it is
     if not asked and any(NAN.search(line) for line in lines if not REASON.search(line)):
         yield "nan"
 
@@ -484,9 +484,10 @@ def hostile(
         before = digests(here)
         code = wait(run(trial, command, words, log))
         printed = log.read_bytes().decode("utf-8", errors="replace")
-        problems, after = list(problems_of(code, printed, trial.hostile)), digests(here)
+        problems, after = list(problems_of(code, printed, words + trial.hostile)), digests(here)
         problems += [f"lost: {name}" for name in lost(whole, before, after)]
-        problems += [f"half-written: {name}" for name in half_written(here / "whole", before, after)]
+        left = half_written(here / "whole", before, after)
+        problems += [f"half-written: {name}" for name in left]
         if not trial.stored:
             problems += sound(here / "whole")
         if problems:
