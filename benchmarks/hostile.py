@@ -2,8 +2,9 @@
 
 Each trial is a process of its own, forked with everything imported, in a folder of its own: copies
 of tiny models, prompts, answers of an engine, and the artifacts of a whole study. One key, one file
-or the server is made hostile, and one command runs. It has to end with a status of its own, without
-a traceback and without an escape sequence on the terminal, and may not touch what it does not own.
+or the server is made hostile, and one command runs. It has to end with a status of its own and its
+reason, without a traceback, a nan or an escape sequence on the terminal. It may leave nothing
+half-written and may not touch what it does not own; its outputs verify.
 """
 
 from __future__ import annotations
