@@ -2,8 +2,9 @@
 
 Each trial is a process of its own, forked with everything imported, in a folder of its own: copies
 of tiny models, prompts, answers of an engine, and the artifacts of a whole study. One key, one file
-or the server is made hostile, and one command runs. It has to end with a status of its own, without
-a traceback and without an escape sequence on the terminal, and may not touch what it does not own.
+or the server is made hostile, and one command runs. It has to end with a status of its own and its
+reason, without a traceback, a nan or an escape sequence on the terminal. It may leave nothing
+half-written and may not touch what it does not own; its outputs verify.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -19,8 +21,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ import httpx2
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from pipeline import ask, cli
+from pipeline import ask, cli, verify
 from pipeline.core.errors import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.core.files import file_digest, remove
 from pipeline.core.paths import ROOT
@@ -103,6 +107,8 @@ LOG_STUDY = ["study=log", "distributions.log.vocab_size=2048", "statistics.resam
 OF_A_STUDY = ("study", "target", "+target", "~target", "drafter", "outputs")
 PLACES = ("artifact", "workspace", "stage", "locks", "aside", "identities", "report", "answers",
           "tables", "sweeps")  # fmt: skip
+REASON = re.compile("^(error|failed|damaged|usage): |^unknown option|: failed: |\\| failed")
+NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 LINKS = {"circle": "", "dangling": "nothing", "device": "/dev/full"}  # kinds of links
 OWN = {
     "study/own.yaml": "# @package _global_\ndefaults: [_self_]\nnote: mine\n",
@@ -224,6 +230,7 @@ class Trial:
     keys: list[str]  # of the configuration
     chance: random.Random
     hostile: list[str]  # what was made so
+    stored: bool = False  # whether something in the outputs was
 
     def words(self) -> tuple[str, list[str]]:
         """Choose a command; make something hostile; return the command and its words."""
@@ -288,6 +295,7 @@ class Trial:
 
     def store(self) -> None:
         """Make something in the outputs hostile."""
+        self.stored = True
         chance, outputs = self.chance, self.here / "whole"
         where = chance.choice(["file", "file", *PLACES])
         if where == "file":
@@ -416,8 +424,9 @@ def lost(whole: dict[str, str], before: dict[str, str], after: dict[str, str]) -
     return changed + [name for name in tables if before[name] not in after.values()]
 
 
-def problems_of(code: int | None, printed: str) -> Iterator[str]:
+def problems_of(code: int | None, printed: str, given: list[str]) -> Iterator[str]:
     """Yield what is wrong with how a command ended."""
+    lines = printed.splitlines()
     if code is None:
         yield "it hangs"
     elif code not in ENDS:
@@ -426,8 +435,38 @@ def problems_of(code: int | None, printed: str) -> Iterator[str]:
         yield "a traceback"
     if CONTROLS.search(printed.replace("\r", "")):
         yield "an escape sequence"
-    if code and not printed.strip():
+    if not printed.strip():
         yield "not a word"
+    elif code in (1, 2) and not any(REASON.search(line) for line in lines):
+        yield "no reason"
+    asked = any("nan" in word.lower() for word in given)  # then it is named as it is
+    if not asked and any(NAN.search(line) for line in lines if not REASON.search(line)):
+        yield "nan"
+
+
+def half_written(outputs: Path, before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return the files that a command has left half-written in its outputs."""
+    new = [name for name, digest in after.items() if before.get(name) != digest]
+    left = [name for name in new if name.endswith(".tmp")]
+    for name in new:
+        file = outputs.parent / name
+        if file.suffix in (".json", ".jsonl"):
+            lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+            try:
+                for line in lines:
+                    json.loads(line)
+            except ValueError:
+                left.append(name)
+    return left
+
+
+def sound(outputs: Path) -> Iterator[str]:
+    """Yield what ``pipeline.verify`` finds in outputs that nothing hostile was put into."""
+    told = StringIO()
+    with redirect_stdout(told), redirect_stderr(told):
+        code = verify.main([str(outputs)]) if outputs.is_dir() else 0
+    if code:
+        yield f"verify: {told.getvalue()}"
 
 
 def hostile(
@@ -446,8 +485,12 @@ def hostile(
         before = digests(here)
         code = wait(run(trial, command, words, log))
         printed = log.read_bytes().decode("utf-8", errors="replace")
-        problems = list(problems_of(code, printed))
-        problems += [f"lost: {name}" for name in lost(whole, before, digests(here))]
+        problems, after = list(problems_of(code, printed, words + trial.hostile)), digests(here)
+        problems += [f"lost: {name}" for name in lost(whole, before, after)]
+        left = half_written(here / "whole", before, after)
+        problems += [f"half-written: {name}" for name in left]
+        if not trial.stored:
+            problems += sound(here / "whole")
         if problems:
             wrong.append(
                 f"trial {number}: {'; '.join(problems)}\n{command} {words}\n{trial.hostile}\n"

@@ -86,9 +86,7 @@ def _point(config: DictConfig) -> None:
 
     job = HydraConfig.get()
     overrides = sweeps.words_of(job.overrides.task)
-    given = {word.replace(" ", "") for word in sys.argv}  # of a swept key it has all values
-    swept = [override for override in overrides if override.replace(" ", "") not in given]
-    named = ", ".join(swept or overrides)
+    named = ", ".join(sweeps.swept(overrides, sys.argv) or overrides)
     print(f"point {int(job.job.num) + 1}{': ' if named else ''}{named}", flush=True)
     try:
         settings, tasks, artifacts = run(config)

@@ -22,7 +22,7 @@ from pipeline.study import models_named
 
 
 def fetch(config: schema.Config) -> None:
-    """Fetch missing files, and print the commit and the folder of each model and data set."""
+    """Fetch missing files, and print where each model and data set is, and its commit."""
     problems, prompts = list[str](), config.prompts
     with collect_errors(problems):
         _fetch(
@@ -46,7 +46,8 @@ def _fetch(
     key: str, name: str, revision: str | None, kind: str, files: Callable[[str], Path]
 ) -> None:
     """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
-    if hub.local_path(name, key) is not None:
+    if (local := hub.local_path(name, key)) is not None:
+        print(f"{key}: {local} is here", flush=True)
         return
     note = ""
     try:

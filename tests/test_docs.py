@@ -121,7 +121,7 @@ def test_the_coverage_of_intervals_on_the_page_is_the_measured_one():
 def test_one_version_is_released():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
-    latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    latest = re.search(r"^## (\d\S*) \(\d", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert latest
     assert [project["version"], *cited] == [latest[1]] * 2
 

@@ -84,6 +84,18 @@ def words_of(overrides: Any) -> list[str]:
     return [str(word) for word in words]
 
 
+def swept(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return a point's overrides that no word of the command line is: a swept one has all values.
+
+    >>> swept(["~note=null", "criteria=additive", "criteria.t=0.1"],
+    ...       ["-m", "~note", "criteria=additive", "criteria.t=0.1,0.2"])
+    ['criteria.t=0.1']
+    """
+    given = {word.replace(" ", "") for word in words}
+    given |= {f"{word}=null" for word in given if word.startswith("~")}  # as Hydra writes it
+    return [override for override in overrides if override.replace(" ", "") not in given]
+
+
 def _points(directory: Path) -> list[Path]:
     found = [path for path in directory.glob(f"*/{POINT}") if path.parent.name.isdecimal()]
     return sorted(found, key=lambda path: int(path.parent.name))

@@ -95,6 +95,15 @@ def test_study_paper_is_fetched_once_and_then_needs_no_hub(
         fetch.main(["study=paper", "prompts.split=test_sft"])
 
 
+def test_what_needs_no_hub_is_named(capsys):
+    fetch.main(["study=mini"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        "prompts.source", "targets.mini_large.path", "targets.mini_small.path", "drafter.path",
+    ]  # fmt: skip
+    assert all(line.endswith(" is here") for line in lines)
+
+
 def test_prompts_of_a_hub_need_no_hub_afterwards(hub, model, tmp_path, monkeypatch):
     """Rows by number, of the split's files in order; of the pinned commit, not of a later one."""
     repository = hub.repositories["datasets", ULTRACHAT]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import robustness
+from benchmarks import hostile, robustness
 from pipeline.core import shards, workers
 from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
@@ -275,6 +275,18 @@ def test_kills_rounds_and_damages(overrides, whole, tmp_path):
     assert robustness.kills(kills, 10)["kills"] == 10
     assert robustness.rounds(rounds, 1)["rounds"] == 1
     assert sum(robustness.damages(damages, 4).values()) == 4
+
+
+@pytest.mark.thorough
+def test_signals(overrides, tmp_path):
+    new = partial(robustness.Trial, overrides, tmp_path / "signals")
+    assert robustness.signals(new, 4)["signals"] == 4
+
+
+@pytest.mark.thorough
+def test_hostile_inputs(tmp_path):
+    base = tmp_path / "base"
+    assert sum(hostile.hostile(base, robustness.hostile_study(base), 30).values()) == 30
 
 
 @pytest.mark.thorough
