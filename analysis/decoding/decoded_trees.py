@@ -59,7 +59,8 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     )
     table["calls"] = calls.sum(0).astype(int)
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
-    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(bootstrap.ratio(emitted, calls))
+    tokens = bootstrap.ratio(emitted, calls)
+    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(tokens)
     return table
 
 

@@ -30,7 +30,7 @@ class Answered:
     # one row for each run, indexed by run: method, drafter, draft_length, temperature, baseline (a
     # run), exact (whether it must give the baseline's tokens), and rule, an acceptance rule or None
     runs: pd.DataFrame
-    data: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
+    answers: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
     seconds: pd.DataFrame  # task, item_id, run, seconds
 
 
@@ -52,7 +52,7 @@ def accuracy(
         tokens that are not the target's first choice; tokens_per_call with its interval over items;
         and speedup, the baseline's seconds per token over this run's.
     """
-    both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
+    both = answered.answers.merge(answered.seconds, on=["task", "item_id", "run"])
     rows = []
     for task in [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]:
         part = both if task == ALL else both[both["task"] == task]
@@ -123,12 +123,12 @@ def differing(answered: Answered) -> pd.DataFrame:
     """Return the answers that differ from the baseline's, with the baseline's answers.
 
     Returns:
-        The rows of `answered.data`, with the columns method, exact, alone_correct and alone_answer.
+        The rows of `answered.answers`, with the columns method, exact, alone_correct and alone_answer.
         An exact method must not change answers; it may differ at near-ties only, as a pass over
         several tokens rounds differently from a pass over one.
     """
     runs, keys = answered.runs, ["task", "item_id"]
-    pairs = differing_answers(answered.data, list(runs["baseline"]), keys, "answer", "correct")
+    pairs = differing_answers(answered.answers, list(runs["baseline"]), keys, "answer", "correct")
     return pairs.join(runs[["method", "exact"]], on="run").reset_index(drop=True)
 
 

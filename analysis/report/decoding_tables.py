@@ -88,7 +88,7 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
 
 def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
     """Return `metrics.acceptance` with by_position, and of strict greedy differing, largest_gap."""
-    table = metrics.acceptance(pair, *statistics).assign(prompts=pair.prompts, target=pair.target)
+    table = metrics.acceptance(pair, *statistics).assign(prompts=pair.n_prompts, target=pair.target)
     rates = metrics.position_rates(pair.calls).groupby("run")["rate"]
     texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
     differences = metrics.first_differences(pair).groupby("run")["gap"]
@@ -128,13 +128,13 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
 
     The layouts are those of Tables 1 and 2 of MARS (arXiv 2601.15498).
     """
-    sources = sorted({source for pair in decoded for source in pair.data["source"]})
+    sources = sorted({source for pair in decoded for source in pair.answers["source"]})
     frames = []
     for pair, table in zip(decoded, speeds, strict=True):
         whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
         parts = [*(_of_source(pair, source) for source in sources), whole]
         runs = pair.runs[["method", "draft_length", "temperature"]]
-        runs = runs.assign(prompts=pair.prompts, agreement=table["agreement"])
+        runs = runs.assign(prompts=pair.n_prompts, agreement=table["agreement"])
         frames += [
             runs.join(part).reset_index(names="run").assign(target=pair.target, source=source)
             for source, part in zip([*sources, "all"], parts, strict=True)
@@ -161,14 +161,14 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
 
 def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
     """Return speedup and τ of every run on the prompts of a source; NaN if it has none."""
-    prompts = decoded.data.loc[decoded.data["source"] == source, "prompt_id"].unique()
+    prompts = decoded.answers.loc[decoded.answers["source"] == source, "prompt_id"].unique()
     if not len(prompts):
         return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=decoded.runs.index)
     data, answers, calls = (
         table[table["prompt_id"].isin(prompts)]
-        for table in (decoded.data, decoded.answers, decoded.calls)
+        for table in (decoded.answers, decoded.answer_seconds, decoded.calls)
     )
-    whole = speed.throughput(replace(decoded, data=data, answers=answers), 1, 0.5, 0)
+    whole = speed.throughput(replace(decoded, answers=answers, answer_seconds=seconds), 1, 0.5, 0)
     tau = calls.groupby("run")["emitted"].mean()
     return whole[["speedup"]].assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
 
@@ -238,7 +238,7 @@ def accuracy_table(
 
 def tasks_sentence(pair: Answered) -> str:
     """Return a line with a target's tasks, and the answers that exact methods changed."""
-    items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
+    items = pair.answers["item_id"].groupby(pair.answers["run"]).size().iloc[0]
     text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
     if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
         return text

@@ -276,7 +276,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
     rows = metrics.acceptance(decoded, *task.runtime.statistics)
     rows = rows.join(speeds.rename(columns=ends))
-    rows = rows.assign(target=target, prompts=decoded.prompts)
+    rows = rows.assign(target=target, prompts=decoded.n_prompts)
     shown = ["target", "rule", "prompts", "method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]

@@ -102,7 +102,8 @@ def test_chains_have_a_level_a_token():
     one = made()
     calls = pd.DataFrame({"run": [1, 1, 1], "tested": [2, 0, 3], "accepted": [1, 0, 3]})
     runs = one.runs.assign(tree=None)
-    found = judged_levels(Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 3, {}, {}))
+    empty = [pd.DataFrame()] * 3
+    found = judged_levels(Decoded("t", "d", runs, one.answers, calls, *empty, {}, {}))
     assert found.to_numpy().tolist() == [
         [1, 1, 1, 1], [1, 2, 1, 0], [1, 1, 1, 1], [1, 2, 1, 1], [1, 3, 1, 1],
     ]  # fmt: skip

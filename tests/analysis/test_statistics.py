@@ -196,7 +196,8 @@ def fast(logs, resamples, *families):
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
     sampled = PromptBootstrap(np.arange(prompts), resamples, 0.95, 0)
     together = families or [list(range(1, methods + 1))]
-    return speedups(seconds, np.ones_like(seconds), [0] * (methods + 1), together, sampled)
+    alone = [0] * (methods + 1)
+    return np.transpose(speedups(seconds, np.ones_like(seconds), alone, together, sampled))
 
 
 def test_methods_of_another_temperature_widen_nothing():

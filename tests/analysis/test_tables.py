@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis.decoding import speed
 from analysis.report import paper_tables, published
 from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
@@ -222,8 +221,8 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table():
 def test_methods_are_compared_by_the_source_of_their_prompts():
     """Two prompts; the second run emits 5 tokens in 3 calls on one, 3 in 2 on the other."""
     one = test_decoding_metrics.made()
-    one = replace(one, data=one.data.assign(source=one.data["prompt_id"]))
-    speeds = speed.speed(one, 20, 0.9, 0)
+    one = replace(one, answers=one.answers.assign(source=one.answers["prompt_id"]))
+    speeds = test_decoding_metrics.speeds(one)
     table = comparison_table([one], [speeds])
     tau = table.data.set_index(["source", "run"])["tau"]
     assert [tau[source, 1] for source in ("a", "b", "all")] == pytest.approx([5 / 3, 3 / 2, 8 / 5])

@@ -329,11 +329,11 @@ def test_the_same_answers_lose_nothing_but_their_interval_has_a_width():
 
 def test_no_call_no_right_answer_and_other_items():
     one = answered()
-    one.data["calls"] = one.data["emitted"] = 0
-    one.data["correct"] = False
+    one.answers["calls"] = one.answers["emitted"] = 0
+    one.answers["correct"] = False
     table = accuracy(one, 10, 0.95, 0, 0.05)
     assert table[["tokens_per_call", "tokens_per_call_ci_low", "recovery"]].isna().all(axis=None)
-    for frame in (one.data, one.seconds):
+    for frame in (one.answers, one.seconds):
         frame.loc[(frame["run"] == 2) & (frame["item_id"] == "0"), "item_id"] = "9"
     with pytest.raises(ValueError, match="different items"):
         accuracy(one, 10, 0.95, 0, 0.05)
@@ -352,7 +352,7 @@ def test_differing_answers_stand_side_by_side():
 def test_a_relaxed_rule_is_decided_by_its_interval(right, margin, decision):
     one = answered()
     runs = one.runs.assign(rule=[None, StrictGreedy(), Additive(0.1)])
-    one.data.loc[one.data["run"] == 2, "correct"] = right
+    one.answers.loc[one.answers["run"] == 2, "correct"] = right
     table = accuracy(replace(one, runs=runs), 50, 0.95, 0, margin)
     (found,) = losses(table).to_dict("records")
     assert (found["rule"], found["decision"]) == ("additive t=0.1", decision)

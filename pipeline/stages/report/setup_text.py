@@ -153,11 +153,11 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     """Return the number of prompts and tokens behind each method's numbers."""
     lines = []
     for answers, source in zip(decoded, sources, strict=True):
-        tokens = answers.data.groupby("run")["n_tokens"].sum()
+        tokens = answers.answers.groupby("run")["n_tokens"].sum()
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
         failed = source.artifacts["decoding"].facts["failed_prompts"]
         lines.append(
-            f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
+            f"{answers.target} with {answers.drafter}: {answers.n_prompts} prompts"
             f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
             f"{source.tasks['decoding'].settings['steps']} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
