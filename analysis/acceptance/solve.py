@@ -25,6 +25,7 @@ from ..certificates.certify import certify
 from ..rule_config import ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
+from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .judgement import CHUNK, Steps
@@ -63,6 +64,11 @@ class Solution(NamedTuple):
     # share or tokens per call at this value, or at the end of the range; NaN without a call
     reached: float
     any_setting: bool = False  # whether the strict end of the range is enough, in resamples too
+
+    @property
+    def estimate(self) -> Estimate:
+        """The parameter with its interval."""
+        return Estimate(self.value, self.ci_low, self.ci_high)
 
 
 def solve(

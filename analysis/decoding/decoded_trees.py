@@ -11,7 +11,7 @@ from ..rules import StrictGreedy, Tree
 from ..topk import Floats
 from ..trees.index_entropies import races_entropy_upper
 from ..trees.sibling_rates import measured_rates
-from ..trees.token_bounds import tunstall_upper
+from ..trees.token_bounds import least_residual_upper, tunstall_upper
 from ..trees.topology import Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
 
@@ -70,6 +70,31 @@ def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
     levels = judged_levels(decoded)
     levels = levels[levels["run"].isin(fixed_shape)]
     return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
+
+
+def tree_statistics(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `tree_runs` that drafted trees, with their bounds.
+
+    Returns:
+        The columns of `tree_runs`; `bound`, that of Lemma 4.3 on the tokens per call, NaN for
+        dynamic trees; `acceptance`, R of the group in words; and where contexts were measured the
+        columns of `entropies`; target.
+    """
+    acceptance = {group: rates(decoded, table, group) for group in table["group"].unique()}
+    bounds = [
+        math.nan
+        if shape == SHAPES["dynamic"]
+        else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
+        for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
+    ]
+    texts = [" ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]]
+    drafted_trees = table["run"].map(decoded.of_trees).astype(bool)
+    frame = table.assign(bound=bounds, acceptance=texts)[drafted_trees]
+    if len(frame) and len(decoded.contexts):
+        of_groups = entropies(decoded, table)
+        if len(of_groups):
+            frame = frame.join(of_groups.set_index("group"), on="group")
+    return frame.assign(target=decoded.target)
 
 
 def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:

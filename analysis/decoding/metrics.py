@@ -117,13 +117,35 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["depth_per_call"] = sums["depth"] / table["calls"]
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
     alone = decoded.baselines()
-    tokens, share, nats = decoded.by_prompt(decoded.answers, "n_tokens", "agreement", "nats_given_up")
+    summed = ("n_tokens", "agreement", "nats_given_up")
+    tokens, share, nats = decoded.by_prompt(decoded.answers, *summed)
     positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
     per_token = nats.sum(0) / tokens.sum(0)
     table["nats_given_up"] = per_token - per_token[alone]
     table["burstiness"] = 1 - table["calls"] / table["emitted"]
     return table
+
+
+def with_differences(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of `acceptance` with rates by position, and where answers differ.
+
+    Returns:
+        `accepted` with `by_position`, the rates in percent as text; of strict greedy `differing`,
+        the number of answers that differ from those of the target alone, and `largest_gap` of the
+        two largest logits where they do (`first_differences`); `prompts`; target.
+    """
+    rates = position_rates(decoded.calls).groupby("run")["rate"]
+    texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
+    differences = first_differences(decoded).groupby("run")["gap"]
+    counts = differences.size().reindex(greedy_runs(decoded), fill_value=0)
+    return accepted.assign(
+        prompts=decoded.n_prompts,
+        target=decoded.target,
+        by_position=texts.reindex(accepted.index),
+        differing=counts.reindex(accepted.index),
+        largest_gap=differences.max().reindex(accepted.index),
+    )
 
 
 def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:

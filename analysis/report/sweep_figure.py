@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..statistics.estimate import interval_columns
 from .style import LEGEND_ROW, LINES, POINTS, RULED, error_bars, grid, legend, styled
-from .text import limits, symbol
+from .text import symbol
 
 PANELS = {  # label of the y axis: its statistics and their printed names
     "certificate (nats)": {
@@ -109,7 +110,7 @@ def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
         else:
             x = values[key].map(names.index) + DODGE * ((at + 0.5) / len(curves) - 0.5)
         drawn: dict[str, Any] = {"color": color, "linestyle": style if numeric else "none"}
-        low, high = limits(statistic)
+        low, high = interval_columns(statistic)
         bars = None
         if {low, high} <= set(values):
             bars = error_bars(values[statistic], values[low], values[high])

@@ -262,10 +262,7 @@ def summarise(values: Floats, ceiling: float, bootstrap: PromptBootstrap) -> dic
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
     lows, highs = bootstrap.interval(draws)
     quantiles = map(Estimate, points.tolist(), lows.tolist(), highs.tolist())
-    return {
-        "mean": Estimate(*map(float, mean)),
-        **dict(zip(QUANTILES, quantiles, strict=True)),
-    }
+    return {"mean": Estimate(*map(float, mean)), **dict(zip(QUANTILES, quantiles, strict=True))}
 
 
 def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Estimate:

@@ -22,7 +22,7 @@ from scipy.stats import norm
 
 from analysis.decoding.draft_length import best_length, costs_by_length, drafting_pass_cost
 from analysis.decoding.speed import LEAST_VERIFY_RATIO, speed_bootstrap, speedups
-from analysis.report.text import interval_text
+from analysis.report.text import estimate_text
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.estimate import Estimate
 from analysis.statistics.trajectories import acceptance_by_position
@@ -105,8 +105,8 @@ class Speed(NamedTuple):
         if math.isnan(self.low):
             return f"{self.times:.2f} times"
         unit = " times, roughly" if self.rough else " times"
-        ends = self.low, self.high
-        return interval_text(self.times, *ends, unit=unit, apart=[1], zero_width=True)
+        times = Estimate(self.times, self.low, self.high)
+        return estimate_text(times, unit=unit, apart=[1], zero_width=True)
 
 
 def read_run(path: Path, length: int | None = None) -> Run:

@@ -9,25 +9,18 @@ import pytest
 
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
+from analysis.acceptance.target import Target
+from analysis.acceptance.target_statistics import part_statistics
 from analysis.decoding.verdict import Advice
-from analysis.report.drafter_tables import (
-    acceptance_table,
-    depth_table,
-    part_statistics,
-    parts_table,
-)
-from analysis.report.headline_tables import (
-    EPSILONS,
-    SHARE,
-    log_advice,
-    methods_table,
-    relax_table,
-    settings_table,
-    verdict_text,
-)
-from analysis.report.results import EPS, FATES, Results, Target, median_answer
+from analysis.report.answers import FATES, median_answer
+from analysis.report.drafter_tables import acceptance_table, depth_table
+from analysis.report.headline_tables import methods_table, relax_table
+from analysis.report.parts_table import parts_table
+from analysis.report.results import LEVEL, Results
+from analysis.report.settings_table import EPSILONS, SHARE, settings_table
 from analysis.report.table import concat_targets
 from analysis.report.text import number_text, percent_text
+from analysis.report.verdict_text import log_advice, verdict_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
@@ -198,7 +191,7 @@ def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
                 "certified" if sure else "accepted" if kept else "rejected" for kept, sure in pairs
             ]
         else:
-            sure = target.certificates[rule][0][steps] > EPS
+            sure = target.certificates[rule][0][steps] > LEVEL
             assert fates == ["certified" if one else "open" for one in sure]
         kept = sum(fate in ("accepted", "certified") for fate in fates) / 10
         assert said.startswith(f"{percent_text(kept)} {'accepted' if drafter else 'certified'}")
@@ -245,7 +238,7 @@ def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
 
 def test_parts_are_by_margin_and_by_half_of_the_answer():
     """Two answers of 4 and of 3 steps, by hand; the middle one of three is in the first half."""
-    rules, margin = [StrictGreedy(), Additive(0.1)], np.array([0.1, 0.6, 3, 9, 0.2, 0.4, 1.5])
+    rules, gap = [StrictGreedy(), Additive(0.1)], np.array([0.1, 0.6, 3, 9, 0.2, 0.4, 1.5])
     lower = np.array([0.1, 0.2, 0.3, np.inf, 0.05, 0.15, 0.25])
     accepted = np.array([1, 0, 1, 1, 0, 0, 1], dtype=bool)
     certified = accepted & (lower > 0.2)
@@ -255,7 +248,7 @@ def test_parts_are_by_margin_and_by_half_of_the_answer():
         PromptBootstrap(np.repeat([0, 1], [4, 3]), 20, 0.9, 0),
         np.zeros(7, dtype=np.int32),
         [],
-        margin=margin,
+        logit_gap=gap,
         judged={r.label: Judgement(r, lower, lower, accepted, certified) for r in rules},
     )
     frame = part_statistics(target)

@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from analysis.acceptance.target import Target
+from analysis.acceptance.target_statistics import certificate_statistics, top_statistics
 from analysis.report import paper_tables, published
 from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
-from analysis.report.published import compare, outside, published_section, published_table
-from analysis.report.results import Results, Target, certificate_statistics, top_statistics
+from analysis.report.published_table import compare, outside, published_section, published_table
+from analysis.report.results import Results
 from analysis.report.table import Table, cells_to_grid, csv_text, latex
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
@@ -265,12 +267,12 @@ def reproduced(shift=0.0, cut=0.0):
 
     greedy, other = StrictGreedy(), Multiplicative(0.9)
     certificates, lengths = published.CERTIFICATES[PAPER], published.RUN_LENGTHS[PAPER]
-    runs = rows(lengths[greedy], published.EPS, rule="greedy", estimator="per_call", cut=cut)
+    runs = rows(lengths[greedy], published.LEVELS, rule="greedy", estimator="per_call", cut=cut)
     frames = {
-        "top": rows(published.TOP_PROBABILITY[PAPER][1], published.PRINTED, k=1),
+        "top": rows(published.TOP_PROBABILITY[PAPER][1], published.STATISTICS, k=1),
         "certificates": pd.concat(
             [
-                rows(certificates[greedy], published.PRINTED, rule="greedy"),
+                rows(certificates[greedy], published.STATISTICS, rule="greedy"),
                 rows([math.inf], ["p5"], rule=other.label),
             ]
         ),
@@ -290,7 +292,7 @@ def test_the_rounding_of_print_is_no_difference(shift, differs):
     (other,) = table[table["row"] == "multiplicative alpha=0.9"].to_dict("records")
     assert (other["table"], other["outside"]) == ("3", True)
     assert other["difference"] == pytest.approx(math.log(2) - 0.008)
-    assert table[table["table"] == "5 and 6"]["statistic"].tolist() == list(published.EPS)
+    assert table[table["table"] == "5 and 6"]["statistic"].tolist() == list(published.LEVELS)
     assert published_section(replace(results, targets=["own"])) is None
 
 

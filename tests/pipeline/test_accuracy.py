@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.decoding import paired_accuracy as answers
-from analysis.report.decoding_tables import accuracy_sections
+from analysis.report.accuracy_tables import accuracy_sections
 from pipeline.core.errors import PipelineError
 from pipeline.core.store import Store
 from pipeline.inputs import harness_tasks

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.text import limits
 from analysis.rule_config import to_mapping
 from analysis.rules import StrictGreedy
+from analysis.statistics.estimate import interval_columns
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Artifact, Json, Stage, Task, statistics_entries
 from pipeline.core.timings import Asked
@@ -94,7 +94,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         return frame[(frame["rule"] == StrictGreedy().label) & (frame["target"] == target)]
 
     def named(name: str, row: Any, value: str) -> Json:
-        low, high = limits(name)
+        low, high = interval_columns(name)
         return {name: row[value], low: row["ci_low"], high: row["ci_high"]}
 
     rows = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.acceptance.target import Target
 from analysis.decoding.metrics import Decoded
 from analysis.report.published import PAPERS
-from analysis.report.results import Target
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.stage import Artifact, Json
 from pipeline.core.timings import distinct, in_words, machines
