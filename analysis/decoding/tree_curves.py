@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..topk import Floats
-from ..trees.sibling_rates import least_residual_upper, residual_upper
+from ..trees.token_bounds import least_residual_upper, residual_upper
 from ..trees.topology import (
     batch,
     best_trees,

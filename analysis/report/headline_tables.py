@@ -111,13 +111,13 @@ def relax_table(
     return Table("relax", "Should I relax the rule?", caption, data, shown)
 
 
-def _by_rule(losses: pd.DataFrame | None) -> dict[str, Row]:
+def _by_rule(losses: pd.DataFrame | None) -> dict[str, Mapping[Any, Any]]:
     if losses is None:
         return {}
     return {str(row["rule"]): row for row in losses.to_dict("records")}
 
 
-def _right_answers(scored: Row | None) -> str:
+def _right_answers(scored: Mapping[Any, Any] | None) -> str:
     if scored is None or not scored["items"]:
         return UNDEFINED
     return f"{scored['right']} of {scored['items']}, {scored['alone']} without"

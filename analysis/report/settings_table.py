@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -67,7 +67,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
 def _greedy_rows(target: Target, eps: float, results: Results) -> Iterator[Row]:
     """Yield what strict greedy guarantees, and what was measured of the drafter."""
     guarantees = greedy_guarantees(target, eps)
-    forms = {  # statistic: printed name and format
+    forms: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: printed name and format
         "certified": ("Strict greedy certifies, of the steps", percent_text),
         "per_call": ("Strict greedy guarantees, tokens per call", number_text),
         "drafter_within": (f"{results.drafter} is within that KL, of the steps", percent_text),

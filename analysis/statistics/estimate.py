@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
     @classmethod
     def read(
         cls,
-        row: Mapping[str, Any] | pd.DataFrame,
+        row: Mapping[Any, Any] | pd.DataFrame,
         column: str = "value",
         ends: tuple[str, str] | None = None,
     ) -> Self:
