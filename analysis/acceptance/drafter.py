@@ -22,7 +22,8 @@ from .judgement import Judgement, Steps, slacks
 Row = dict[str, Any]
 SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
 SPECULATIVE = "speculative sampling"
-RACES, RACES_LOWER = "exponential races", "exponential races, lower bound"
+RACES = "exponential races"
+RACES_LOWER = "exponential races, lower bound"
 
 
 def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstrap) -> list[Row]:

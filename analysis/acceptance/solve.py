@@ -141,7 +141,8 @@ def _solve(
             for begin in range(0, len(steps), CHUNK):
                 part = steps[begin : begin + CHUNK]
                 flags = passes(setting(at), part)
-                high[part[flags]], low[part[~flags]] = at, at + 1
+                high[part[flags]] = at
+                low[part[~flags]] = at + 1
         return most <= at
 
     draws = len(bootstrap.weights)
@@ -153,11 +154,11 @@ def _solve(
         def reached(at: int) -> tuple[float, bool, int]:
             """Return what a setting reaches, whether it is enough, and in how many resamples."""
             above, below = goal.sums(passed(at), trajectories)
-            drawn_above, drawn_below = bootstrap.sums(above), bootstrap.sums(below)
             needed = goal.wanted - ROUNDING
             with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
                 ratio = float(np.divide(above.sum(), below.sum()))
-            return ratio, ratio >= needed, int(np.sum(drawn_above >= needed * drawn_below))
+            resamples = np.sum(bootstrap.sums(above) >= needed * bootstrap.sums(below))
+            return ratio, ratio >= needed, int(resamples)
 
         def strictest(enough: Callable[[int], bool]) -> int | None:
             return bisect_left(range(last), True, key=enough) if enough(last) else None
@@ -186,8 +187,10 @@ def _solve(
 
 def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:
     """Return the settings of a range by number, from the strictest, and the number of the last."""
-    (rule, end), parameter = searched.rules, searched.parameter
-    strict, distance = searched.value(rule), searched.value(end) - searched.value(rule)
+    rule, end = searched.rules
+    parameter = searched.parameter
+    strict = searched.value(rule)
+    distance = searched.value(end) - strict
     kind = type(rule.parameters[parameter])
     step = math.copysign(1 if kind is int else RESOLUTION, distance)
     last = max(1, math.ceil(distance / step - ROUNDING))

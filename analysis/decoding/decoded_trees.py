@@ -15,7 +15,9 @@ from ..trees.token_bounds import least_residual_upper, tunstall_upper
 from ..trees.topology import Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
 
-GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
+GREEDY = "Tree-greedy"
+GSS = "GSS"
+ERSS = "ERSS"
 SCHEMES = {"speculative": GSS, "races": ERSS}
 ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of contexts
 SHAPES = {  # name in the configuration: printed name
@@ -101,9 +103,10 @@ def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
     """Return KL, H[R] and the bounds of arXiv 2504.15475 on it and on the tokens, in nats.
 
     Returns:
-        A row a group that draws or races: kl and entropy, means over contexts, the latter H[R] of
-        independent drafts (3); entropy_upper, the mean of the bound (8), NaN for GSS; and theorem,
-        the bound (5) on the tokens per call of the largest tree of fixed shape.
+        A row for each group that samples drafts (GSS) or races them (ERSS): `kl` and `entropy`,
+        means over contexts, the latter H[R] of independent drafts (3); `entropy_upper`, the mean of
+        the bound (8), NaN for GSS; `theorem`, the bound (5) on the tokens per call of the largest
+        tree of fixed shape.
     """
     rows = []
     temperatures = decoded.runs["temperature"]
@@ -114,11 +117,19 @@ def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
         sizes = runs["nodes"][runs["shape"] != SHAPES["dynamic"]]
         if contexts.empty or sizes.empty:
             continue
-        kl, entropy = contexts["kl"], contexts[ENTROPY[scheme]].mean()
+        kl = contexts["kl"]
+        entropy = contexts[ENTROPY[scheme]].mean()
         upper = kl.map(races_entropy_upper).mean() if scheme == ERSS else math.nan
         theorem = tunstall_upper(entropy, decoded.vocabulary, int(sizes.max()), tight=False)
-        rows.append({"group": group, "kl": kl.mean(), "entropy": entropy})
-        rows[-1] |= {"entropy_upper": upper, "theorem": theorem}
+        rows.append(
+            {
+                "group": group,
+                "kl": kl.mean(),
+                "entropy": entropy,
+                "entropy_upper": upper,
+                "theorem": theorem,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -141,33 +152,43 @@ def shape_of(decoded: Decoded, run: int) -> Topology | None:
 
 
 def _lossless_drafts(decoded: Decoded) -> list[bool]:
-    rules = [decoded.rules.get(label) for label in decoded.runs["rule"]]
-    return [
-        drafter == "model"
-        and (sampling in SCHEMES if rule is None else isinstance(rule, StrictGreedy | Tree))
-        for rule, drafter, sampling in zip(
-            rules, decoded.runs["drafter"], decoded.runs["sampling"], strict=True
-        )
-    ]
+    lossless = []
+    for run in decoded.runs.to_dict("records"):
+        rule = decoded.rules.get(run["rule"])
+        if rule is None:
+            keeps_distribution = run["sampling"] in SCHEMES
+        else:
+            keeps_distribution = isinstance(rule, StrictGreedy | Tree)
+        lossless.append(run["drafter"] == "model" and keeps_distribution)
+    return lossless
 
 
 def _described(decoded: Decoded) -> pd.DataFrame:
+    """Return `RUN_COLUMNS` of each run, without what is measured of whole trees."""
     levels = judged_levels(decoded)
     taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
     rows = []
     for run, row in decoded.runs[_lossless_drafts(decoded)].iterrows():
-        scheme, setting = SCHEMES.get(row["sampling"], GREEDY), f"T = {row['temperature']:g}"
+        scheme = SCHEMES.get(row["sampling"], GREEDY)
+        setting = f"T = {row['temperature']:g}"
         length = int(row["draft_length"])
-        of_tree = {"name": "sequence", "nodes": length, "depth": length} | (row["tree"] or {})
-        rows.append({
-            "run": run, "method": row["method"], "temperature": row["temperature"],
-            "scheme": scheme, "setting": setting,
-            "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
-            "shape": SHAPES[of_tree["name"]],
-            "nodes": int(of_tree["nodes"]), "levels": int(of_tree["depth"]),
-            "first_level": taken.get((run, True), math.nan),
-            "later_levels": taken.get((run, False), math.nan),
-        })  # fmt: skip
+        chain = {"name": "sequence", "nodes": length, "depth": length}
+        tree = chain | (row["tree"] or {})
+        rows.append(
+            {
+                "run": run,
+                "method": row["method"],
+                "temperature": row["temperature"],
+                "scheme": scheme,
+                "setting": setting,
+                "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
+                "shape": SHAPES[tree["name"]],
+                "nodes": int(tree["nodes"]),
+                "levels": int(tree["depth"]),
+                "first_level": taken.get((run, True), math.nan),
+                "later_levels": taken.get((run, False), math.nan),
+            }
+        )
     return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
 

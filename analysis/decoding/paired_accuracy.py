@@ -134,7 +134,8 @@ def differing(answered: Answered) -> pd.DataFrame:
         alone_answer. An exact method must not change answers. It may do so at near-ties, as a pass
         over several tokens rounds differently from a pass over one.
     """
-    runs, keys = answered.runs, ["task", "item_id"]
+    runs = answered.runs
+    keys = ["task", "item_id"]
     pairs = differing_answers(answered.answers, list(runs["baseline"]), keys, "answer", "correct")
     return pairs.join(runs[["method", "exact"]], on="run").reset_index(drop=True)
 

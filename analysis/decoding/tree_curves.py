@@ -134,7 +134,8 @@ def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
     [0.5, 0.2]
     """
     if first is not None:
-        k, tokens = np.append(0.0, k), np.append(first, tokens)
+        k = np.append(0.0, k)
+        tokens = np.append(first, tokens)
     return k[1:], np.diff(tokens) / np.diff(k)
 
 

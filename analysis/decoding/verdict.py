@@ -18,11 +18,19 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.text import interval_text
+from ..report.text import estimate_text
 from ..statistics.bootstrap import FEW_PROMPTS
+from ..statistics.estimate import Estimate
+from .speed import SPEEDUP_ENDS
 
-DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
-YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
+# outcomes
+DRAFT = "draft"
+DO_NOT = "do not draft"
+OPEN = "not decided"
+UNTIMED = "not measured"
+# whether a drafter is faster than the target alone; or OPEN
+YES = "yes"
+NO = "no"
 OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
 DRAFTERS = ("model", "prompt_lookup")  # in the order of the table
 ENGINES = {  # that run a chain of a drafter: docs/certify.md
@@ -55,14 +63,15 @@ def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
     `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
     """
     of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
-    return [
-        ""
-        if run["tree"] is not None or run["sampling"] == "races"
-        else of_drafter.get(run["drafter"], "")
-        if run["lossless"]
-        else RULE_ENGINES.get(str(run["rule"]).split()[0], "")
-        for run in runs.to_dict("records")
-    ]
+
+    def engine(run: Run) -> str:
+        if run["tree"] is not None or run["sampling"] == "races":
+            return ""
+        if run["lossless"]:
+            return of_drafter.get(run["drafter"], "")
+        return RULE_ENGINES.get(str(run["rule"]).split()[0], "")
+
+    return [engine(run) for run in runs.to_dict("records")]
 
 
 def advise(
@@ -70,19 +79,25 @@ def advise(
     drafter: str,
     speeds: pd.DataFrame | None,
     answers: pd.DataFrame | None = None,
-    margin: float = math.nan,
+    tolerated_loss: float = math.nan,
     busy: Sequence[str] = (),
     command: str = "",
     ratios: pd.DataFrame | None = None,
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
-    are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
-    `answers` of `paired_accuracy.losses`, None if none were scored, and `margin` the loss
-    that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
-    `command` runs the study, up to a stage's name; it is empty if no model can be run. `ratios` are
-    of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
+    Methods are compared at the lowest temperature at which an engine runs a lossless one.
+
+    Args:
+        target: its printed name.
+        drafter: its printed name.
+        speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if nothing was
+            timed.
+        answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
+        tolerated_loss: the loss of right answers that they were compared with.
+        busy: signs of other work on the machine (`signs_of_load`).
+        command: that runs the study, up to a stage's name; empty if no model can be run.
+        ratios: of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
     """
     drafted = pd.DataFrame()
     if speeds is not None:
@@ -98,7 +113,8 @@ def advise(
     runnable = drafted["lossless"] & (drafted["engine"] != "")
     temperature = (drafted[runnable] if runnable.any() else drafted)["temperature"].min()
     runs = drafted[drafted["temperature"] == temperature].sort_values("speedup", ascending=False)
-    methods, prompts = runs.to_dict("records"), int(runs["prompts"].min())
+    methods = runs.to_dict("records")
+    prompts = int(runs["prompts"].min())
     lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
     relaxed = [run for run in methods if not run["lossless"]]
     best = _best(lossless)
@@ -110,12 +126,12 @@ def advise(
         beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
         sure = best if outcome == DRAFT else None
         compared = _Compared(target, drafter, sure, _ratios_to(sure, relaxed, ratios))
-        beside += _relaxed(relaxed, compared, answers, margin, command)
-    of_drafters = [
-        own | {"answer": OPEN if doubt else _answer(own)}
-        for kind in DRAFTERS
-        if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
-    ]
+        beside += _relaxed(relaxed, compared, answers, tolerated_loss, command)
+    of_drafters = []
+    for kind in DRAFTERS:
+        fastest = _best([run for run in lossless if run["drafter"] == kind])
+        if fastest is not None:
+            of_drafters.append(fastest | {"answer": OPEN if doubt else _answer(fastest)})
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
     together = ""
     if len(methods) > 1 and prompts > 1:
@@ -131,7 +147,9 @@ def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
         return "no lossless method that an engine runs was timed"
     if prompts < FEW_PROMPTS:
         return f"{_counted(prompts)} of at least {FEW_PROMPTS} that are needed"
-    return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one" * bool(busy)
+    if busy:
+        return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one"
+    return ""
 
 
 def _counted(prompts: int) -> str:
@@ -142,7 +160,8 @@ def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: s
     """Return the verdict in words, without the prompts that it comes from."""
     if best is None:
         return f"Not decided for {target}: {doubt}"
-    name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
+    name = method_in_words(best, drafter)
+    speed = f"{speed_text(best)} as {target} alone"
     if outcome == DRAFT:
         same = "its distribution stays" if best["temperature"] else "the text stays"
         return f"Draft for {target} with {name}: {speed}, and {same} the same"
@@ -154,11 +173,19 @@ def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: s
 
 
 def _answer(run: Run) -> str:
-    return YES if run["ci_low"] > 1 else NO if run["ci_high"] < 1 else OPEN
+    """Return whether a method is faster than the target alone."""
+    if run["ci_low"] > 1:
+        return YES
+    if run["ci_high"] < 1:
+        return NO
+    return OPEN
 
 
 def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the first method, of several by speed, that is surely faster, else may be, else is."""
+    """Return the fastest method that is surely faster; without one that may be; without one at all.
+
+    `runs` are in the order of their speed.
+    """
     ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
     return dict(ordered[0]) if ordered else None
 
@@ -210,7 +237,7 @@ def _relaxed(
     relaxed: Sequence[Run],
     compared: _Compared,
     answers: pd.DataFrame | None,
-    margin: float,
+    tolerated_loss: float,
     command: str,
 ) -> list[str]:
     """Return sentences on the rules that are surely faster, or that there are none."""
@@ -225,7 +252,7 @@ def _relaxed(
                 f"{own['right']} of {own['items']} answers were right, {own['alone']} without it"
             )
             judged = "excluded" if own["within"] else "not excluded"
-            right += f"; a loss of {100 * margin:g} points is {judged}"
+            right += f"; a loss of {100 * tolerated_loss:g} points is {judged}"
         elif command:
             right += f": run `{command} stage=accuracy`"
         when = f"If the text may change, in {run['engine']}" if run["engine"] else "In no engine"
@@ -259,10 +286,11 @@ def method_in_words(run: Run, drafter: str) -> str:
     >>> method_in_words(run, "small")
     'small under additive (t = 0.1; γ = 4)'
     """
-    scheme, length = run["scheme"], f"γ = {run['draft_length']}"
+    scheme = run["scheme"]
+    length = f"γ = {run['draft_length']}"
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    own = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
-    return f"{own} under {with_length}"
+    name = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
+    return f"{name} under {with_length}"
 
 
 def speed_text(run: Run) -> str:
@@ -273,5 +301,5 @@ def speed_text(run: Run) -> str:
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
     '1.130 [1.001, 1.185] times as fast'
     """
-    ends = run["speedup"], run["ci_low"], run["ci_high"]
-    return f"{interval_text(*ends, apart=[1], zero_width=True)} times as fast"
+    times = Estimate.read(run, "speedup", SPEEDUP_ENDS)
+    return f"{estimate_text(times, apart=[1], zero_width=True)} times as fast"

@@ -20,7 +20,8 @@ DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
 
 def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
     """Return a line on what a token costs: of the target alone, and drafted."""
-    alone, drafted = speeds[speeds["drafter"] == "none"], speeds[speeds["drafter"] == "model"]
+    alone = speeds[speeds["drafter"] == "none"]
+    drafted = speeds[speeds["drafter"] == "model"]
     text = (
         f"{decoded.target} alone: {alone['tokens_per_second'].iloc[0]:.3g} tokens per second, "
         f"{1000 * alone['per_token'].iloc[0]:.3g} ms per token"
@@ -35,7 +36,10 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
 
     Names are text: nothing in them makes a tag, a link or a cell.
     """
-    blocks = ["\n".join([own.sentence, *(f"- {text}" for text in own.beside)]) for own in advice]
+    blocks = []
+    for of_target in advice:
+        beside = [f"- {text}" for text in of_target.beside]
+        blocks.append("\n".join([of_target.sentence, *beside]))
     if methods is not None:
         flat = methods.shown.reset_index().rename(columns=str.lower)
         rows = [list(flat.columns), ["---"] * flat.shape[1], *flat.to_numpy().tolist()]
@@ -51,7 +55,7 @@ def log_advice(target: Target) -> Advice:
         "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "
         "which setting certifies stands below."
     )
-    long = (
+    draft_length = (
         "How long should drafts be? That depends on what a step costs, which no log tells. Ask the "
         "server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
         "pipeline.engine alone.jsonl drafted.jsonl` says how much faster it is with drafts."
@@ -60,10 +64,10 @@ def log_advice(target: Target) -> Advice:
     if certified is not None:
         tokens = {n: guaranteed_per_call(certified, target, n) for n in DRAFT_LENGTHS}
         if math.isnan(tokens[1]):
-            long += " No answer has a second token, so no tokens per call are guaranteed."
+            draft_length += " No answer has a second token, so no tokens per call are guaranteed."
         else:
             each = ", ".join(f"{number_text(x)} for {n}" for n, x in tokens.items())
-            long += (
+            draft_length += (
                 " Guaranteed tokens per call by draft length, to a drafter within "
                 f"{LEVEL:g} nats at every step: {each}."
             )
@@ -71,4 +75,4 @@ def log_advice(target: Target) -> Advice:
         f"A log of {target.label} tells how much drafter error it tolerates, not whether drafting "
         "pays: the cost of a step is missing."
     )
-    return Advice(target.label, UNTIMED, sentence, [relax, long])
+    return Advice(target.label, UNTIMED, sentence, [relax, draft_length])

@@ -271,7 +271,8 @@ def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Esti
     With its pointwise interval over prompts; (G,) each.
     """
     below = np.searchsorted(levels, values, side="left")  # number of levels below each value
-    width, size = len(levels) + 1, len(bootstrap.steps)
+    width = len(levels) + 1
+    size = len(bootstrap.steps)
     counts = np.bincount(bootstrap.prompts * width + below, minlength=size * width)
     above = np.cumsum(counts.reshape(size, width)[:, ::-1], axis=1)[:, -2::-1]
     return bootstrap.ratio(above, bootstrap.steps[:, None])

@@ -40,7 +40,9 @@ def step_sums(certified: Flags, trajectories: Trajectories) -> dict[str, Integer
     min(run from a start, RANDOM_CAP) over all starts) and any_cut, the starts whose run the
     trajectory's end cuts before this cap.
     """
-    starts, ends, step = trajectories.starts, trajectories.ends, np.arange(len(certified))
+    starts = trajectories.starts
+    ends = trajectories.ends
+    step = np.arange(len(certified))
     begins = certified & ~np.roll(certified, 1)
     begins[starts] = certified[starts]
     stop = np.where(certified, len(certified), step)  # the next failure, or the end of all
@@ -65,13 +67,14 @@ def run_lengths(
 ) -> pd.DataFrame:
     """Estimate the certifiable run lengths of one rule at every level of `eps`, in nats.
 
-    `certificates` are (N,), in nats, lower ends where they are intervals, +inf where always
+    `certificates` are (N,), in nats: lower ends where they are intervals, +inf where every token is
     accepted.
 
     Returns:
-        One row a level and estimator: `value`, its interval `ci_low` and `ci_high`, `cut`, the
-        share of the estimator's segments that trajectories' ends cut, `failures`, the number of
-        `failing_prompts`, `prompts`, `steps`.
+        One row for each level and estimator: eps, estimator; `value` with its interval `ci_low` and
+        `ci_high`; `cut`, the share of the estimator's segments that the ends of trajectories cut;
+        `failures`, the number of steps that are not certified, and `failing_prompts` of prompts
+        that have one; `steps` and `prompts`, their numbers.
     """
     rows = []
     for level in sorted(eps):
@@ -79,19 +82,24 @@ def run_lengths(
         steps, failures, ends, runs = (
             sums[name] for name in ("steps", "failures", "certified_ends", "runs")
         )
-        calls, certified = failures + ends, steps - failures
+        calls = failures + ends
+        certified = steps - failures
         estimators = {  # numerator, denominator, segments, and those that are cut
             "per_call": (steps, calls, calls, ends),
             "mean_run": (certified, runs, runs, ends),
             RANDOM: (sums["from_any"], steps, steps, sums["any_cut"]),
         }
         for name, (above, below, segments, cut) in estimators.items():
-            value, low, high = bootstrap.ratio(above, below, empty=0.0)
-            rows.append({
-                "eps": level, "estimator": name, "value": value, "ci_low": low, "ci_high": high,
-                "cut": cut.sum() / max(segments.sum(), 1), "failures": failures.sum(),
-                "failing_prompts": np.count_nonzero(failures),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "eps": level,
+                    "estimator": name,
+                    **bootstrap.ratio(above, below, empty=0.0).columns(),
+                    "cut": cut.sum() / max(segments.sum(), 1),
+                    "failures": failures.sum(),
+                    "failing_prompts": np.count_nonzero(failures),
+                }
+            )
     return pd.DataFrame(rows).assign(steps=len(certificates), prompts=bootstrap.count)
 
 

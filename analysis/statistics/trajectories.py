@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers
 
-# A length is a lower bound if trajectories' ends cut more than this share of its segments: long_run
-# then exceeds per_call by more than a ninth.
+# A length is a lower bound if the ends of trajectories cut more than this share of its segments
 CENSORED = 0.1
 
 
@@ -104,10 +103,10 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
         begin = after[after < ends[begin]]
         begins.append(begin)
     begin = np.sort(np.concatenate(begins))
-    taken, left = ahead[begin], ends[begin] - begin
-    emitted = np.minimum(taken + 1, left)
+    accepted_tokens = ahead[begin]
+    emitted = np.minimum(accepted_tokens + 1, ends[begin] - begin)
     tested = emitted if draft_length is None else np.minimum(emitted, draft_length)
-    return Calls(trajectories.prompts[begin], tested, taken, emitted)
+    return Calls(trajectories.prompts[begin], tested, accepted_tokens, emitted)
 
 
 def count_calls(
@@ -121,11 +120,13 @@ def count_calls(
     nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
     1 but not deeper.
     """
-    found, size = calls_along(accepted, trajectories, draft_length), len(trajectories.starts)
+    calls = calls_along(accepted, trajectories, draft_length)
+    is_cut = calls.emitted == calls.accepted
+    size = len(trajectories.starts)
     return CallCounts(
-        np.bincount(found.prompts, minlength=size),
-        trajectories.ends - trajectories.starts - 1,
-        np.bincount(found.prompts[found.emitted == found.accepted], minlength=size),
+        calls=np.bincount(calls.prompts, minlength=size),
+        tokens=trajectories.ends - trajectories.starts - 1,
+        cut=np.bincount(calls.prompts[is_cut], minlength=size),
     )
 
 

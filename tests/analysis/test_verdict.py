@@ -186,7 +186,7 @@ def answers(**given):
     ],
 )  # fmt: skip
 def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(given, says):
-    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), margin=0.05, **given)
+    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), tolerated_loss=0.05, **given)
     assert found.outcome == DRAFT
     assert says in found.beside[0]
     assert ("It gives up 0.04 nats" in found.beside[0]) != ("fell" in says)
