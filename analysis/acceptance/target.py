@@ -42,4 +42,4 @@ class Target:
     def trajectories(self) -> Trajectories:
         """The steps of each answer."""
         steps = self.bootstrap.steps
-        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompts)
+        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompt_index)

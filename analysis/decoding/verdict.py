@@ -41,7 +41,7 @@ ENGINES = {  # that run a chain of a drafter: docs/certify.md
 }
 RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
-Run = Mapping[str, Any]
+Run = Mapping[Any, Any]  # a method, by the columns of `analysis.decoding.speed.speed`
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _median_place(target: Target) -> int:
         values = target.judged[first.label].accepted.astype(float)
     else:
         values = np.minimum(target.certificates[first][0], first.ceiling)
-    shares = np.bincount(target.bootstrap.prompts, weights=values) / target.bootstrap.steps
+    shares = np.bincount(target.bootstrap.prompt_index, weights=values) / target.bootstrap.steps
     order = np.argsort(shares, kind="stable")
     return int(order[round((len(shares) - 1) / 2)])
 

@@ -78,7 +78,7 @@ class PromptBootstrap:
     """Resamples of prompts with replacement, shared by all statistics.
 
     Attributes:
-        prompts: (N,) index of the answer each step belongs to, 0 .. P-1; without `clusters` each
+        prompt_index: (N,) the answer each step belongs to, 0 .. P-1; without `clusters` each
             answer is its own prompt.
         steps: (P,) number of steps of each.
         count: number of prompts.
@@ -90,7 +90,7 @@ class PromptBootstrap:
 
     def __init__(
         self,
-        prompts: Integers,
+        prompt_index: Integers,
         resamples: int,
         confidence: float,
         seed: int,
@@ -98,11 +98,11 @@ class PromptBootstrap:
     ) -> None:
         """Draw B = `resamples` resamples; intervals have the given `confidence`.
 
-        `prompts` (N,) is the prompt, or answer, of each step, 0 .. P-1, none without one;
-        `clusters` (P,) the prompt that each answer belongs to, None if each is alone.
+        `prompt_index` (N,) is the answer each step belongs to, 0 .. P-1, each with a step;
+        `clusters` (P,) the prompt each answer belongs to; without it each answer is its own prompt.
         """
-        self.prompts = np.asarray(prompts, dtype=np.intp)
-        self.steps = np.bincount(self.prompts)
+        self.prompt_index = np.asarray(prompt_index, dtype=np.intp)
+        self.steps = np.bincount(self.prompt_index)
         cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
         self.count = int(cluster.max()) + 1
         most = max(ALWAYS_DRAWN, MOST_WEIGHTS // resamples)
@@ -150,8 +150,9 @@ class PromptBootstrap:
 
     def ratio_interval(self, counted: Counted, among: Counted | None = None) -> Estimate:
         """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
-        over = np.bincount(self.prompts, counted)
-        return self.ratio(over, self.steps if among is None else np.bincount(self.prompts, among))
+        above = np.bincount(self.prompt_index, counted)
+        below = self.steps if among is None else np.bincount(self.prompt_index, among)
+        return self.ratio(above, below)
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
         """Return the expanded percentile interval of (B, ...) draws along their first axis.
@@ -187,7 +188,7 @@ class PromptBootstrap:
         blocks = -(-size // block)
         never = self.weights.shape[1]  # drawn: the owner of the padding
         owner = np.full(blocks * block, never)
-        owner[:size] = self._cluster[self.prompts[order]]
+        owner[:size] = self._cluster[self.prompt_index[order]]
         weights = np.column_stack([self.weights, np.zeros(len(self.weights))])
         cell = owner * blocks + np.arange(len(owner)) // block
         content = np.bincount(cell, minlength=(never + 1) * blocks).reshape(-1, blocks)
@@ -273,7 +274,7 @@ def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Esti
     below = np.searchsorted(levels, values, side="left")  # number of levels below each value
     width = len(levels) + 1
     size = len(bootstrap.steps)
-    counts = np.bincount(bootstrap.prompts * width + below, minlength=size * width)
+    counts = np.bincount(bootstrap.prompt_index * width + below, minlength=size * width)
     above = np.cumsum(counts.reshape(size, width)[:, ::-1], axis=1)[:, -2::-1]
     return bootstrap.ratio(above, bootstrap.steps[:, None])
 

@@ -47,7 +47,7 @@ def step_sums(certified: Flags, trajectories: Trajectories) -> dict[str, Integer
     begins[starts] = certified[starts]
     stop = np.where(certified, len(certified), step)  # the next failure, or the end of all
     stop = np.minimum.accumulate(stop[::-1])[::-1]
-    left = ends[trajectories.prompts] - step  # steps from this one to the end, inclusive
+    left = ends[trajectories.prompt_index] - step  # steps from this one to the end, inclusive
     run = np.minimum(stop - step, left)
     return {
         "steps": ends - starts,

@@ -67,7 +67,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )
     chosen = judge_soundly(pair.pair, prompts, steps, rules)
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
+    bootstrap = PromptBootstrap(steps.trajectories.prompt_index, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
     parts = [finite_share(steps, bootstrap)]
     sampled = drafts.facts["sampled_temperature"]
