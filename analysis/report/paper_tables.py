@@ -117,7 +117,7 @@ def run_length_table(results: Results, index: int) -> Table:
     target = results.targets[index]
     number = index + (5 if index < 2 else 6)
     means = results.select("certificates", target=target, statistic="mean").set_index("rule")
-    data = with_censored(results.select("runs", target=target))
+    data = with_censored(results.select("run_lengths", target=target))
     data = data.join(means[["empty", "inexact"]], on="rule")
     published = []
     for label, eps, estimator in zip(data["rule"], data["eps"], data["estimator"], strict=True):

@@ -77,7 +77,7 @@ def _row(table: str, row: Rule | int) -> dict[str, Any]:
 def _ours(results: Results, target: str) -> pd.DataFrame:
     """Return the results of one target, by row and statistic of the paper's tables."""
     top = results.select("top", target=target)
-    runs = results.select("runs", target=target, estimator="per_call")
+    runs = results.select("run_lengths", target=target, estimator="per_call")
     parts = [
         top.assign(row=top["k"].astype(str)),
         results.select("certificates", target=target).rename(columns={"rule": "row"}),

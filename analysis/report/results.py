@@ -26,7 +26,7 @@ class Results:
 
     targets: Sequence[str]  # printed names, in order
     rules: Mapping[str, Rule]  # every rule in a frame, by label; those of the study first, in order
-    # by name. Every study has `top`, `certificates`, `runs` (run lengths) and `parts`; with a
+    # by name. Every study has `top`, `certificates`, `run_lengths` and `parts`; with a
     # drafter there are `acceptance` and `breakdown`, of stage acceptance
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""  # its printed name; empty without a drafter

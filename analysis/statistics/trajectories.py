@@ -1,13 +1,13 @@
-"""Trajectories among the steps of a study: their bounds and verification calls.
+"""Trajectories (answers) among the steps of a study: where they begin and end, and their calls.
 
-Prefill emits the first token of a trajectory, so the first draft is for the second token. A
-verification call drafts up to gamma tokens, accepts those before the first rejected one, and emits
-one more token of the target, which no rule tests. So a call ends at a rejected step, after a fully
-accepted draft, or at the end of the trajectory.
+Prefill emits the first token of a trajectory, so the first draft is for the second token. A call
+drafts up to gamma tokens, accepts those before the first rejected one, and emits one more token of
+the target, which no rule tests. So a call ends at a rejected step, after a draft that was accepted
+whole, or at the end of the trajectory.
 
 The token at draft position i is judged at depth i, where a head has read i - 1 of its own guesses.
-Beyond the deepest measured depth, that depth is used. A language model drafts the same token at
-every depth.
+Positions beyond the deepest measured depth are judged at that depth. A language model drafts the
+same token at every depth.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ def count_calls(
 ) -> CallCounts:
     """Return the number of `calls_along` each trajectory.
 
-    If `accepted` marks the steps that are certain to be accepted at every depth, the result is the
-    most calls that any drafter can cause: a further rejection ends a call earlier, and from an
-    earlier step on there are no fewer calls. If a step is accepted at some depths only, this holds
-    nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
-    1 but not deeper.
+    If `accepted` marks the steps that are certain to be accepted at every depth, no drafter needs
+    more calls: a further rejection ends a call earlier, and a call that begins earlier is followed
+    by no fewer calls. Where a step is accepted at some depths only, this can be off by a little: a
+    call that ends earlier may let the next one begin at a step that is accepted at depth 1 but not
+    deeper.
     """
     calls = calls_along(accepted, trajectories, draft_length)
     is_cut = calls.emitted == calls.accepted

@@ -55,7 +55,7 @@ def certificates(target, rule):
 def measure(rules):
     trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
     bootstrap = PromptBootstrap(trajectories.prompt_index, 40, 0.95, 0)
-    frames = {"top": [], "certificates": [], "runs": []}
+    frames = {"top": [], "certificates": [], "run_lengths": []}
     probabilities = np.sort(np.random.default_rng(0).random((280, 3))).T.copy()
     for label in TARGETS:
         target = Target(
@@ -71,7 +71,7 @@ def measure(rules):
         frames["certificates"].append(certificate_statistics(target))
         for rule, (lower, _) in target.certificates.items():
             frame = run_lengths(lower, EPS, trajectories, bootstrap)
-            frames["runs"].append(frame.assign(rule=rule.label, target=label))
+            frames["run_lengths"].append(frame.assign(rule=rule.label, target=label))
     named = {rule.label: rule for rule in rules}
     return Results(TARGETS, named, {name: pd.concat(parts) for name, parts in frames.items()})
 
@@ -276,7 +276,7 @@ def reproduced(shift=0.0, cut=0.0):
                 rows([math.inf], ["p5"], rule=other.label),
             ]
         ),
-        "runs": runs.rename(columns={"statistic": "eps"}),
+        "run_lengths": runs.rename(columns={"statistic": "eps"}),
     }
     return Results([PAPER], {rule.label: rule for rule in (greedy, other)}, frames)
 

@@ -213,7 +213,7 @@ def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source
     frames = {
         "top": pd.concat(map(top_statistics, targets), ignore_index=True),
         "certificates": pd.concat(map(certificate_statistics, targets), ignore_index=True),
-        "runs": of_stage("run_lengths"),
+        "run_lengths": of_stage("run_lengths"),
         "parts": pd.concat(map(part_statistics, targets), ignore_index=True),
     }
     rules = printed_rules(task)

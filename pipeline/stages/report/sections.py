@@ -133,7 +133,7 @@ def certificates_section(content: Content) -> Section:
         survival_figure(5, targets),
         *(run_length_table(results, at) for at in range(len(targets))),
         table7(results),
-        bounds_table(compared, compared_level(results["runs"]["eps"])),
+        bounds_table(compared, compared_level(results["run_lengths"]["eps"])),
         None if results.drafter else parts_table(results),
     ]
     return Section("Certificates", items)
