@@ -56,15 +56,17 @@ def acceptance_table(results: Results) -> Table:
     columns = [name for name in COLUMNS if finite.any() or name not in CERTIFIED]
     of_trees = [rule.label for rule in rules if not rule.judges_tokens]
     kept = (data["statistic"] != "probability_given_up") | ~data["rule"].isin(of_trees)
-    shown = data[kept & data["statistic"].isin(columns)]
-    shown = shown.sort_values("rule", key=lambda of: of.map(order.index), kind="stable")
+    printed_rows = data[kept & data["statistic"].isin(columns)]
+    printed_rows = printed_rows.sort_values(
+        "rule", key=lambda of: of.map(order.index), kind="stable"
+    )
     cells = [
         run_text(row["value"], row["censored"])
         if "per_call" in row["statistic"]
         else percent_text(row["value"])
-        for row in shown.to_dict("records")
+        for row in printed_rows.to_dict("records")
     ]
-    table = cells_to_grid(shown, "rule", ["target", "statistic"], cells)
+    table = cells_to_grid(printed_rows, "rule", ["target", "statistic"], cells)
     table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, columns]))
     infinite = ""
     if (finite < 1).any():
@@ -103,10 +105,10 @@ def depth_table(results: Results) -> Table | None:
     kept &= (statistic != "kl_median") | np.isfinite(value)
     kept &= (statistic != "finite") | bool((finite < 1).any())
     order = list(BY_DEPTH).index
-    shown = data[kept].sort_values("statistic", key=lambda of: of.map(order), kind="stable")
-    shown = shown.assign(depth=[f"depth {depth}" for depth in shown["depth"]])
-    cells = share_texts(shown, {"kl_median": 3})
-    table = cells_to_grid(shown, ["statistic", "rule"], ["target", "depth"], cells)
+    printed_rows = data[kept].sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    printed_rows = printed_rows.assign(depth=[f"depth {depth}" for depth in printed_rows["depth"]])
+    cells = share_texts(printed_rows, {"kl_median": 3})
+    table = cells_to_grid(printed_rows, ["statistic", "rule"], ["target", "depth"], cells)
     depths = [f"depth {depth}" for depth in sorted(data["depth"].unique())]
     table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, depths]))
     first = ["target", "depth", "rule"]

@@ -41,14 +41,14 @@ def table1(results: Results) -> Table:
     data = results["top"]
     rows = zip(data["target"], data["k"], data["statistic"], strict=True)
     cells = [number_text(value, 3) for value in data["value"]]
-    shown = cells_to_grid(data, "k", ["target", "statistic"], cells)
+    grid = cells_to_grid(data, "k", ["target", "statistic"], cells)
     return Table(
         "table1",
         "Table 1: probability of the k most probable tokens",
         "Distribution of the top-k cumulative target probability p₁ + ... + pₖ over decoding "
         f"steps, where pᵢ is the i-th largest target probability. {_few_note(data)}".strip(),
         data.assign(published=[printed(*row) for row in rows]),
-        shown.rename(columns=HEADS, level="statistic"),
+        grid.rename(columns=HEADS, level="statistic"),
     )
 
 
@@ -80,14 +80,14 @@ def table3(results: Results) -> Table | None:
         if parameter:
             settings[rule.label] = f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
     keyed = data.assign(family=data["rule"].map(families))
-    shown = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
+    grid = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
         "Sensitivity of additive and multiplicative certificates to the threshold parameters: 5th "
         f"percentile over decoding steps, in nats. {_notes(results, data)}".strip(),
         data,
-        shown.rename(index=settings, level="rule").rename_axis(index=["", "Parameter"]),
+        grid.rename(index=settings, level="rule").rename_axis(index=["", "Parameter"]),
     )
 
 
@@ -124,13 +124,17 @@ def run_length_table(results: Results, index: int) -> Table:
         value = printed(target, results.rules[label], eps)
         is_printed = estimator == "per_call" and not math.isnan(value)
         published.append(run_text(value) if is_printed else "")
-    shown = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
-    shown = pd.concat([shown[shown["estimator"] == estimator] for estimator in WORDINGS])
-    keyed = shown.assign(
-        wording=shown["estimator"].map(WORDINGS), above="ε", at=[f"{eps:g}" for eps in shown["eps"]]
+    printed_rows = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
+    printed_rows = pd.concat(
+        [printed_rows[printed_rows["estimator"] == estimator] for estimator in WORDINGS]
     )
-    cells = map(run_text, shown["value"], shown["censored"])
-    printed_cells = cells_to_grid(keyed, ["wording", "rule"], ["above", "at"], cells)
+    keyed = printed_rows.assign(
+        wording=printed_rows["estimator"].map(WORDINGS),
+        above="ε",
+        at=[f"{eps:g}" for eps in printed_rows["eps"]],
+    )
+    cells = map(run_text, printed_rows["value"], printed_rows["censored"])
+    grid = cells_to_grid(keyed, ["wording", "rule"], ["above", "at"], cells)
     return Table(
         f"table{number}",
         f"Table {number}: certifiable acceptance length, {target}",
@@ -140,9 +144,7 @@ def run_length_table(results: Results, index: int) -> Table:
         "end (from a random position at most (n + 1)/2 of n ≤ 100 tokens); >100: above the paper's "
         "cap.",
         data.assign(published=published),
-        printed_cells.rename(index=results.titles, level="rule").rename_axis(
-            index=["", "Criterion"]
-        ),
+        grid.rename(index=results.titles, level="rule").rename_axis(index=["", "Criterion"]),
     )
 
 
@@ -243,17 +245,17 @@ def _statistics_table(
 ) -> Table:
     """Return all statistics, and the shares of exact and empty certificates where there are any."""
     data = _certificates(results, rules, HEADS)
-    shown = cells_to_grid(data, "rule", ["target", "statistic"], _texts(results, data))
+    grid = cells_to_grid(data, "rule", ["target", "statistic"], _texts(results, data))
     means = data[data["statistic"] == "mean"]
     statistics = list(HEADS)
     for head, shares, usual in (("exact", 1 - means["inexact"], 1), ("empty", means["empty"], 0)):
         if (shares != usual).any():
             of_head = means.assign(statistic=head)
             cells = map(percent_text, shares)
-            shown = shown.join(cells_to_grid(of_head, "rule", ["target", "statistic"], cells))
+            grid = grid.join(cells_to_grid(of_head, "rule", ["target", "statistic"], cells))
             statistics.append(head)
-    order = pd.MultiIndex.from_product([results.targets, statistics], names=shown.columns.names)
-    shown = shown[order]
-    shown = shown.rename(index=results.titles).rename(columns=HEADS, level="statistic")
-    shown = shown.rename_axis(index="Criterion")
-    return Table(name, title, f"{caption}{_notes(results, data)}".strip(), data, shown)
+    order = pd.MultiIndex.from_product([results.targets, statistics], names=grid.columns.names)
+    grid = grid[order]
+    grid = grid.rename(index=results.titles).rename(columns=HEADS, level="statistic")
+    grid = grid.rename_axis(index="Criterion")
+    return Table(name, title, f"{caption}{_notes(results, data)}".strip(), data, grid)

@@ -19,10 +19,10 @@ def parts_table(results: Results) -> Table:
     """Return the shares of `part_statistics`; without a drafter, median certificates."""
     data = results["parts"]
     order = list(STATISTICS).index
-    shown = data.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
-    digits = decimals(shown.loc[shown["statistic"] == "median", "value"])
-    cells = share_texts(shown, {"median": digits})
-    table = cells_to_grid(shown, ["statistic", "rule"], ["target", "by", "part"], cells)
+    printed_rows = data.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    digits = decimals(printed_rows.loc[printed_rows["statistic"] == "median", "value"])
+    cells = share_texts(printed_rows, {"median": digits})
+    table = cells_to_grid(printed_rows, ["statistic", "rule"], ["target", "by", "part"], cells)
     what = "median certificate R, the ceiling where nothing fails"
     if results.drafter:
         what = f"accepted for {results.drafter} and certified at its KL(p‖q)"

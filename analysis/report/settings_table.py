@@ -44,9 +44,9 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    shown = cells_to_grid(data, ["target", "quantity"], "eps", data["text"])
-    shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
-    shown = shown.rename_axis(index=["target", "Guarantee"])
+    grid = cells_to_grid(data, ["target", "quantity"], "eps", data["text"])
+    grid.columns = [f"any drafter within {eps:g} nats" for eps in grid.columns]
+    grid = grid.rename_axis(index=["target", "Guarantee"])
     caption = (
         "What holds for every drafter whose KL stays within the bound above each column, and the "
         f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does). Tokens "
@@ -60,7 +60,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         f"Which setting certifies {100 * SHARE:g} % of the steps?",
         caption,
         data.drop(columns="text"),
-        shown if len(targets) > 1 else shown.droplevel("target"),
+        grid if len(targets) > 1 else grid.droplevel("target"),
     )
 
 

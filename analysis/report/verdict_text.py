@@ -41,7 +41,7 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
         beside = [f"- {text}" for text in of_target.beside]
         blocks.append("\n".join([of_target.sentence, *beside]))
     if methods is not None:
-        flat = methods.shown.reset_index().rename(columns=str.lower)
+        flat = methods.cells.reset_index().rename(columns=str.lower)
         rows = [list(flat.columns), ["---"] * flat.shape[1], *flat.to_numpy().tolist()]
         cells = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
         blocks.append("\n".join(f"| {' | '.join(row)} |" for row in cells))

@@ -73,8 +73,8 @@ def test_a_family_shows_one_rule_in_the_middle_with_its_right_answers():
     scores = {"B": pd.DataFrame([{"rule": "mars theta=0.9", "right": 7, "items": 9, "alone": 8}])}
     table = relax_table(results(), [], scores)
     titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
-    assert table.shown.loc["A"].index.tolist() == titles
-    assert table.shown["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
+    assert table.cells.loc["A"].index.tolist() == titles
+    assert table.cells["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
 
 
 def test_settings_certify_what_is_claimed():
@@ -148,7 +148,7 @@ def test_answers_of_one_token_guarantee_nothing():
     ends, bootstrap = (np.ones(2),) * 2, PromptBootstrap(np.arange(2), 20, 0.9, 0)
     target = Target("A", {GREEDY: ends}, bootstrap, np.zeros(2, np.int32), [])
     table = settings_table(Results(["A"], {}, {}), [target])
-    assert (table.shown.loc["Strict greedy guarantees, tokens per call"] == "–").all()
+    assert (table.cells.loc["Strict greedy guarantees, tokens per call"] == "–").all()
     long = log_advice(target).beside[1]
     assert "no tokens per call are guaranteed" in long
     assert "nan" not in long
@@ -224,9 +224,9 @@ def full(tmp_path_factory):
 def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
     """A drafter that lacks a token, whose KL is infinite at every step of depth 1."""
     found = measured(tmp_path, missing=True)
-    assert not {"certified", "coverage"} & set(acceptance_table(found).shown[T])
-    assert {"certified", "coverage"} < set(acceptance_table(full).shown[T])
-    shown = depth_table(found).shown
+    assert not {"certified", "coverage"} & set(acceptance_table(found).cells[T])
+    assert {"certified", "coverage"} < set(acceptance_table(full).cells[T])
+    shown = depth_table(found).cells
     assert shown.loc["finite KL"].to_numpy().ravel().tolist() == ["0.0 %", "100.0 %"]
     for name in ("KL(p‖q), median, nats", "certified"):
         assert shown.loc[name, (T, "depth 1")].isna().all()
@@ -260,12 +260,12 @@ def test_parts_are_by_margin_and_by_half_of_the_answer():
     assert value["first", "greedy", "acceptance"] == 1 / 4
     assert value["second", "greedy", "acceptance"] == 1
     named = {rule.label: rule for rule in rules}
-    shown = parts_table(Results([T], named, {"parts": frame}, "D")).shown
+    shown = parts_table(Results([T], named, {"parts": frame}, "D")).cells
     assert shown.loc[("accepted", "Strict greedy")].tolist() == [
         *("33.3 %", "0.0 %", "100.0 %", "100.0 %", "100.0 %", "25.0 %", "100.0 %")
     ]
     alone = part_statistics(replace(target, judged={}))
-    shown = parts_table(Results([T], named, {"parts": alone})).shown
+    shown = parts_table(Results([T], named, {"parts": alone})).cells
     medians = [0.1, 0.2, 0.25, 0.3, StrictGreedy().ceiling, 0.1, 0.3]
     printed = [number_text(value, 3) for value in medians]
     assert shown.loc[("median R, nats", "Strict greedy")].tolist() == printed

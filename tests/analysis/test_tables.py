@@ -114,19 +114,19 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
     values = two.data.groupby("statistic")["value"].agg(decimals)
     printed = zip((mean, finite[13], finite[69]), ("mean", "p5", "p25"), strict=True)
     expected = [number_text(value, values[name]) for value, name in printed]
-    row = two.shown.loc["Additive (t = 0.3)", TARGETS[1]]
+    row = two.cells.loc["Additive (t = 0.3)", TARGETS[1]]
     assert row[["Mean", "p5", "p25"]].tolist() == expected
     assert row["Med"] == f"{number_text(math.log(2), values['median'])}*"
     assert row["empty"] == "75.0 %"
     digits = decimals(tables["table3"].data["value"])
     low = np.sort(certificates(TARGETS[0], INEXACT)[0])[13]
-    three = tables["table3"].shown
+    three = tables["table3"].cells
     assert three.loc[("Additive certificate", "t = 0.45"), TARGETS[0]] == number_text(low, digits)
     # a run length near the number of steps is a lower bound
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     for rule in set(published.TABLE2) & set(RULES):
-        cells = table.shown.loc["Tokens per call", :].loc[rule.title]
+        cells = table.cells.loc["Tokens per call", :].loc[rule.title]
         for eps, cell in zip(EPS, cells, strict=True):
             value, censored = data.loc[(rule.label, eps), ["value", "censored"]]
             assert cell.startswith(f"≥ {value:.2f}") == censored
@@ -217,7 +217,7 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table():
     """Two of one printed name have a row each."""
     found = tables_of(measure([*RULES, Confident(alpha=0.3, m=4), Confident(alpha=0.2, m=4)]))
     for name, count in (("table2", 2), ("table3", 2), ("table5", 6), ("table6", 6), ("table7", 0)):
-        assert found[name].shown.index.get_level_values(-1).tolist().count("Confident") == count
+        assert found[name].cells.index.get_level_values(-1).tolist().count("Confident") == count
 
 
 def test_methods_are_compared_by_the_source_of_their_prompts():
@@ -228,8 +228,8 @@ def test_methods_are_compared_by_the_source_of_their_prompts():
     table = comparison_table([one], [speeds])
     tau = table.data.set_index(["source", "run"])["tau"]
     assert [tau[source, 1] for source in ("a", "b", "all")] == pytest.approx([5 / 3, 3 / 2, 8 / 5])
-    assert table.shown["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
-    costs = speed_table([one], [speeds]).shown
+    assert table.cells["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
+    costs = speed_table([one], [speeds]).cells
     assert costs["a call, ms", "verify"].tolist() == ["10.00", "12.00", "12.00"]
 
 
@@ -302,7 +302,7 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
     assert runs["censored"].all()
     assert runs["difference"].isna().all()
     assert not runs["outside"].any()
-    cells = published_table(table).shown
+    cells = published_table(table).cells
     assert cells["ours"].str.startswith("≥ ").sum() == len(runs)
     assert cells["difference"].eq("–").sum() == len(runs)
     without = compare(reproduced(shift=-1.0))
