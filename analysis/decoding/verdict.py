@@ -37,7 +37,7 @@ ENGINES = {  # that run a chain of a drafter: docs/certify.md
     "model": "vLLM, llama.cpp",
     "head": "vLLM (eagle3)",
     "earliest": "vLLM (ngram)",
-    "latest": "vLLM, llama.cpp (copy other passages)",
+    "latest": "vLLM, llama.cpp, by other matches",
 }
 RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
