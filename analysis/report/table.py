@@ -170,8 +170,8 @@ def cells_to_grid(
     def in_order(names: str | list[str]) -> pd.Index:
         if isinstance(names, list):
             return pd.MultiIndex.from_frame(data[names].drop_duplicates())
-        once: pd.Series = data[names].drop_duplicates()
-        return pd.Index(once)
+        once: pd.Index = pd.Index(data[names].drop_duplicates())
+        return once
 
     grid = data.assign(cell=list(cells)).pivot(index=rows, columns=columns, values="cell")
     return grid.reindex(index=in_order(rows), columns=in_order(columns))
