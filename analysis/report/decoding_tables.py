@@ -15,7 +15,7 @@ from ..decoding import metrics, speed
 from ..decoding.metrics import Decoded
 from ..statistics.estimate import Estimate
 from .table import Table, rows_by_method
-from .text import UNDEFINED, estimate_text, estimate_texts, number_text, percent_text
+from .text import UNDEFINED, estimate_text, estimate_texts, number_text, percent_text, speed_texts
 
 Speeds = Sequence[pd.DataFrame]
 NUMBERS = {  # of the speed table: heading, column, factor and decimals
@@ -80,7 +80,7 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     columns: dict[Any, Any] = {("", name): cells for name, cells in settings(data).items()}
     columns["", "tokens/s"] = [number_text(rate, 1) for rate in data["tokens_per_second"]]
     later = Estimate.read(data, "tpot_speedup", speed.TPOT_ENDS)
-    columns["speedup", "a token"] = estimate_texts(later, unit="×", apart=[1])
+    columns["speedup", "a token"] = speed_texts(later)
     columns["speedup", "S"] = [estimate_text(Estimate(s), unit="×") for s in data["formula"]]
     for heading, (name, factor, digits) in NUMBERS.items():
         columns[heading] = [number_text(factor * x, digits) for x in data[name].astype(float)]
@@ -114,7 +114,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     for source in [*sources, speed.ALL] if len(sources) > 1 else [speed.ALL]:
         part = data[data["source"] == source]
         times = Estimate.read(part, "speedup", speed.SPEEDUP_ENDS)
-        columns[source, "speedup"] = estimate_texts(times, unit="×", apart=[1])
+        columns[source, "speedup"] = speed_texts(times)
         columns[source, "τ"] = part["tau"].map(number_text)
     columns[speed.ALL, "agreement"] = whole["agreement"].map(percent_text)
     return Table(

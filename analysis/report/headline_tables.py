@@ -18,7 +18,7 @@ from ..rules import StrictGreedy
 from ..statistics.estimate import Estimate
 from .results import Results
 from .table import Table, rows_by_method
-from .text import UNDEFINED, estimate_texts, number_text, percent_text
+from .text import UNDEFINED, estimate_texts, number_text, percent_text, speed_texts
 
 GREEDY = StrictGreedy().label
 RELAXED: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: heading and format
@@ -60,11 +60,9 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     columns: dict[str, Any] = {
         "engine that runs it": data["engine that runs it"],
         "faster?": data["faster?"],
-        "speed": estimate_texts(Estimate.read(data, "speedup"), unit="×", apart=[1]),
+        "speed": speed_texts(Estimate.read(data, "speedup")),
         "tokens per call": estimate_texts(Estimate.read(data, "tokens_per_call")),
-        "accepted": estimate_texts(
-            Estimate.read(data, "accepted"), percent=True, zero_width=True
-        ),
+        "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
     }
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "

@@ -154,9 +154,13 @@ def table7(results: Results) -> Table | None:
     rules = [rule for rule in results.certified_rules if rule not in above]
     if not rules:
         return None
-    caption = f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}"
-    title = "Table 7: certificates of rules beyond the paper's tables"
-    return _statistics_table(results, "table7", title, caption, rules)
+    return _statistics_table(
+        results,
+        "table7",
+        "Table 7: certificates of rules beyond the paper's tables",
+        f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}",
+        rules,
+    )
 
 
 def _of_table2(results: Results) -> list[Rule]:

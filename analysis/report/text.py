@@ -164,3 +164,8 @@ def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) 
 def estimate_texts(estimates: Estimate, **form: Any) -> list[str]:
     """Return the `estimate_text` of each row of estimates that are columns, (N,) each."""
     return [estimate_text(Estimate(*row), **form) for row in zip(*estimates, strict=True)]
+
+
+def speed_texts(speedups: Estimate) -> list[str]:
+    """Return the cells of speedups, whose ends have the digits that tell them from 1."""
+    return estimate_texts(speedups, unit="×", apart=[1])

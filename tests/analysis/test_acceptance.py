@@ -305,7 +305,7 @@ def test_at_the_threshold_and_a_step_to_either_side():
     assert math.isnan(found.ci_low)  # one prompt has no interval
     assert math.isnan(found.ci_high)
     two = Trajectories.from_positions(np.array([0, 0]))
-    both = PromptBootstrap(two.prompts, 20, 0.9, 0)
+    both = PromptBootstrap(two.prompt_index, 20, 0.9, 0)
     (found,) = solve(dist[[0, 0]], dial, 0.0, [Goal(1.0)], both, two)
     assert (found.value, found.ci_low, found.ci_high) == (0.0, 0.0, 0.0)
     (none,) = solve(dist, dial, 0.1, [Goal(2, True)], bootstrap, steps)
@@ -324,7 +324,7 @@ def test_any_setting_is_enough_where_the_strict_end_is():
         ([unsure, unsure], 1.0, False),
     ):
         steps = Trajectories.from_positions(np.array([0, 0]))
-        bootstrap = PromptBootstrap(steps.prompts, 200, 0.9, 0)
+        bootstrap = PromptBootstrap(steps.prompt_index, 200, 0.9, 0)
         dist = TopK.from_probabilities(steps_)
         (found,) = solve(dist, dial, 0.1, [Goal(wanted)], bootstrap, steps)
         assert found.any_setting == any_setting

@@ -270,7 +270,7 @@ def of_speeds(seconds, *kinds):
             "n_tokens": 1,
         }
     )
-    return replace(made(), runs=frame, data=cells, answers=cells)
+    return replace(made(), runs=frame, answers=cells, answer_seconds=cells)
 
 
 def test_a_relaxed_run_is_compared_with_each_lossless_one_pair_by_pair():

@@ -121,7 +121,7 @@ def test_no_setting_is_searched_without_the_tokens_that_it_takes(dist, searched)
     bootstrap = PromptBootstrap(np.repeat(np.arange(10), 20), 30, 0.9, 0)
     target = Target("A", ends, bootstrap, np.zeros(200, np.int32), [], dist=dist)
     table = settings_table(Results(["A"], {}, {}), [target])
-    names = {name.partition(":")[0] for name in table.shown.index if ":" in name}
+    names = {name.partition(":")[0] for name in table.cells.index if ":" in name}
     assert names == searched
 
 
@@ -141,7 +141,7 @@ def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
 def test_a_share_of_one_prompt_has_no_interval():
     one = timed("prompt_lookup", rate_ci_low=np.nan, rate_ci_high=np.nan)
     advice = Advice("A", "draft", "Draft.", [], [one])
-    assert methods_table([advice], results(("A",))).shown["accepted"].tolist() == ["50.0 %"]
+    assert methods_table([advice], results(("A",))).cells["accepted"].tolist() == ["50.0 %"]
 
 
 def test_answers_of_one_token_guarantee_nothing():

@@ -134,11 +134,11 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
 
 def test_the_share_of_exact_certificates_is_what_is_no_interval():
     """One step in ten of this rule is an interval; without one there is no such column."""
-    alone = tables_of(measure(expand([{"rule": "additive", "t": [0.2, 0.45]}])))["table2"].shown
+    alone = tables_of(measure(expand([{"rule": "additive", "t": [0.2, 0.45]}])))["table2"].cells
     for target in TARGETS:
         assert alone.loc["Additive (t = 0.45)", (target, "exact")] == "90.0 %"
         assert alone.loc["Additive (t = 0.2)", (target, "exact")] == "100.0 %"
-    exact = tables_of(measure(expand([{"rule": "additive", "t": [0.2]}])))["table2"].shown
+    exact = tables_of(measure(expand([{"rule": "additive", "t": [0.2]}])))["table2"].cells
     assert "exact" not in exact.columns.get_level_values(1)
 
 

@@ -22,8 +22,10 @@ from analysis.decoding.paired_accuracy import (
     wilson_interval,
 )
 from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
-from analysis.report.decoding_tables import accuracy_table, speed_intervals
+from analysis.report.accuracy_tables import accuracy_table
+from analysis.report.text import speed_texts
 from analysis.rules import Additive, StrictGreedy
+from analysis.statistics.estimate import Estimate
 from pipeline.engines.runs import Speed
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
@@ -236,8 +238,7 @@ def test_beside_a_method_that_is_not_surely_faster_a_relaxed_rule_is_compared_wi
 def test_ends_near_1_have_the_digit_that_decides_in_sentence_table_and_engine(low, high, printed):
     found = said(run(1.087, low, high))
     assert f"{printed} times as fast" in found.sentence
-    ends = {"speedup": [1.087], "ci_low": [low], "ci_high": [high]}
-    (cell,) = speed_intervals(pd.DataFrame(ends), ends)
+    (cell,) = speed_texts(Estimate([1.087], [low], [high]))
     assert cell == printed.replace(" ", "× ", 1)
     assert str(Speed(1.087, low, high)) == printed.replace(" ", " times ", 1)
 
@@ -410,5 +411,5 @@ def test_the_interval_of_a_loss_has_the_digit_that_decides(low, high, printed):
     table = accuracy(one, 10, 0.95, 0, 0.05)
     relaxed = table["run"] == 2
     table.loc[relaxed, ["difference_ci_low", "difference_ci_high"]] = low, high
-    shown = accuracy_table([one], [table], 0.05, 0.95).shown["difference"]
+    shown = accuracy_table([one], [table], 0.05, 0.95).cells["difference"]
     assert printed in shown[relaxed.to_numpy()].iloc[0]

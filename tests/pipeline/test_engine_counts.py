@@ -354,7 +354,7 @@ def test_the_pages_before_and_after_give_the_cost_of_a_step(tmp_path):
     assert drafted.passes == passes
     assert drafted.drafted == 4 * drafted.drafts
     speed = gain(alone, drafted)
-    assert speed.times.value == pytest.approx(base / with_drafts)
+    assert speed.times == pytest.approx(base / with_drafts)
     assert speed.cost == pytest.approx((with_drafts / passes) / (base / 1410))
 
 
