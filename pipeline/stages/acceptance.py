@@ -121,7 +121,7 @@ def position_rows(judgement: Judgement, steps: Steps) -> Iterator[Json]:
 
     calls = calls_along(judgement.accepted_by_depth, steps.trajectories, LONGEST)
     prompts = len(steps.trajectories.starts)
-    counts = PositionCounts.of_calls(prompts, calls.prompts, calls.tested, calls.accepted)
+    counts = PositionCounts.of_calls(prompts, calls.prompt_index, calls.tested, calls.accepted)
     for answer, (tested, accepted) in enumerate(
         zip(counts.tested.tolist(), counts.accepted.tolist(), strict=True)
     ):
