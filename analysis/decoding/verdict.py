@@ -32,14 +32,7 @@ UNTIMED = "not measured"
 YES = "yes"
 NO = "no"
 OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
-DRAFTERS = ("model", "prompt_lookup")  # in the order of the table
-ENGINES = {  # that run a chain of a drafter: docs/certify.md
-    "model": "vLLM, llama.cpp",
-    "head": "vLLM (eagle3)",
-    "earliest": "vLLM (ngram)",
-    "latest": "vLLM, llama.cpp, by other matches",
-}
-RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
+RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}  # docs/certify.md
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
 Run = Mapping[Any, Any]  # a method, by the columns of `analysis.decoding.speed.speed`
 
@@ -52,23 +45,22 @@ class Advice:
     outcome: str  # draft, do not draft, not decided or not measured
     sentence: str  # the verdict, ready to quote
     beside: Sequence[str]  # sentences on faster methods that are not sure, and on relaxed rules
-    # the fastest lossless method of each drafter, the study's own first: a row of
-    # `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided
+    # the fastest lossless method of each drafter, the study's own first, then by speed: a row of
+    # `speeds` of `advise` with its `answer`: yes, no or not decided
     drafters: Sequence[Run] = ()
 
 
-def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
+def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
     """Return the engines that run each method; empty for trees, races and rules of no engine.
 
-    `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
+    `of_drafters` are the engines that run the chains of each drafter, by its name in `runs`.
     """
-    of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
 
     def engine(run: Run) -> str:
         if run["tree"] is not None or run["sampling"] == "races":
             return ""
         if run["lossless"]:
-            return of_drafter.get(run["drafter"], "")
+            return of_drafters.get(run["drafter"], "")
         return RULE_ENGINES.get(str(run["rule"]).split()[0], "")
 
     return [engine(run) for run in runs.to_dict("records")]
@@ -90,9 +82,9 @@ def advise(
 
     Args:
         target: its printed name.
-        drafter: its printed name.
-        speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if nothing was
-            timed.
+        drafter: the printed name of the study's own; empty without one.
+        speeds: of `analysis.decoding.speed.speed` with `engine`, that runs the method (`engines`),
+            and `drafter_title`, how a sentence calls its drafter; None if nothing was timed.
         answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
         tolerated_loss: the loss of right answers that they were compared with.
         busy: signs of other work on the machine (`signs_of_load`).
@@ -123,22 +115,19 @@ def advise(
     beside = ["Not decided for relaxed rules either."] if relaxed else []
     if best is not None and not doubt:
         ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
-        beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
+        beside = [f"Faster, but not for sure: {_unsure(run)}." for run in ahead]
         sure = best if outcome == DRAFT else None
-        compared = _Compared(target, drafter, sure, _ratios_to(sure, relaxed, ratios))
+        compared = _Compared(target, sure, _ratios_to(sure, relaxed, ratios))
         beside += _relaxed(relaxed, compared, answers, tolerated_loss, command)
-    of_drafters = []
-    for kind in DRAFTERS:
-        fastest = _best([run for run in lossless if run["drafter"] == kind])
-        if fastest is not None:
-            of_drafters.append(fastest | {"answer": OPEN if doubt else _answer(fastest)})
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
     together = ""
     if len(methods) > 1 and prompts > 1:
         together = f"; intervals hold for all {len(methods)} timed methods at once"
-    verdict = _verdict(target, drafter, best, outcome, doubt)
+    verdict = _verdict(target, best, outcome, doubt)
     sentence = f"{verdict} ({_counted(prompts)}, {how}{together})."
-    return Advice(target, outcome, sentence, beside, of_drafters)
+    drafters = _fastest_of_drafters(lossless, drafter)
+    answered = [run | {"answer": OPEN if doubt else _answer(run)} for run in drafters]
+    return Advice(target, outcome, sentence, beside, answered)
 
 
 def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
@@ -156,11 +145,11 @@ def _counted(prompts: int) -> str:
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 
-def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: str) -> str:
+def _verdict(target: str, best: Run | None, outcome: str, doubt: str) -> str:
     """Return the verdict in words, without the prompts that it comes from."""
     if best is None:
         return f"Not decided for {target}: {doubt}"
-    name = method_in_words(best, drafter)
+    name = method_in_words(best)
     speed = f"{speed_text(best)} as {target} alone"
     if outcome == DRAFT:
         same = "its distribution stays" if best["temperature"] else "the text stays"
@@ -168,7 +157,7 @@ def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: s
     if outcome == DO_NOT:
         fastest = f"{name}, the fastest lossless method"
         return f"Do not draft for {target} here: {fastest}, is only {speed}"
-    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best, drafter)
+    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best)
     return f"Not decided for {target}: {why}"
 
 
@@ -190,9 +179,17 @@ def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
     return dict(ordered[0]) if ordered else None
 
 
-def _unsure(run: Run, drafter: str) -> str:
+def _fastest_of_drafters(lossless: Sequence[Run], drafter: str) -> list[dict[str, Any]]:
+    """Return the `_best` method of each drafter, the study's own first, then by speed."""
+    by_drafter: dict[str, list[Run]] = {}
+    for run in sorted(lossless, key=lambda run: run["drafter_title"] != drafter):
+        by_drafter.setdefault(run["drafter"], []).append(run)
+    return [fastest for runs in by_drafter.values() if (fastest := _best(runs)) is not None]
+
+
+def _unsure(run: Run) -> str:
     why = "is undefined" if math.isnan(run["ci_low"] + run["ci_high"]) else "contains 1"
-    return f"{method_in_words(run, drafter)} was {speed_text(run)}, and its interval {why}"
+    return f"{method_in_words(run)} was {speed_text(run)}, and its interval {why}"
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,6 @@ class _Compared:
     """What relaxed rules are compared with: a method that is surely faster, or the target alone."""
 
     target: str
-    drafter: str
     lossless: Run | None
     ratios: Mapping[int, Run]  # speed of each relaxed run over that of `lossless`
 
@@ -208,7 +204,7 @@ class _Compared:
     def beaten(self) -> str:
         if self.lossless is None:
             return "not drafting"
-        return method_in_words(self.lossless, self.drafter)
+        return method_in_words(self.lossless)
 
     def is_faster(self, run: Run) -> bool:
         ends = run if self.lossless is None else self.ratios[run["run"]]
@@ -242,9 +238,11 @@ def _relaxed(
 ) -> list[str]:
     """Return sentences on the rules that are surely faster, or that there are none."""
     scored = [] if answers is None else answers.to_dict("records")
-    texts, offered = list[str](), set[str]()
+    texts: list[str] = []
+    offered: set[str] = set()
     for run in filter(compared.is_faster, relaxed):
-        name, speed = method_in_words(run, compared.drafter), compared.speed(run)
+        name = method_in_words(run)
+        speed = compared.speed(run)
         own = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
         right = "Its right answers were not measured"
         if own is not None:
@@ -271,7 +269,7 @@ def _relaxed(
             )
     if relaxed and not texts:
         which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
-        fastest = f"{method_in_words(relaxed[0], compared.drafter)}, was"
+        fastest = f"{method_in_words(relaxed[0])}, was"
         texts = [
             f"No relaxed rule was measurably faster than {compared.beaten}. {which}, {fastest} "
             f"{compared.speed(relaxed[0])}."
@@ -279,18 +277,17 @@ def _relaxed(
     return texts
 
 
-def method_in_words(run: Run, drafter: str) -> str:
+def method_in_words(run: Run) -> str:
     """Return a method as a phrase.
 
-    >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
-    >>> method_in_words(run, "small")
+    >>> run = {"scheme": "additive (t = 0.1)", "drafter_title": "small", "draft_length": 4}
+    >>> method_in_words(run)
     'small under additive (t = 0.1; γ = 4)'
     """
     scheme = run["scheme"]
     length = f"γ = {run['draft_length']}"
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    name = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
-    return f"{name} under {with_length}"
+    return f"{run['drafter_title']} under {with_length}"
 
 
 def speed_text(run: Run) -> str:

@@ -46,7 +46,7 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
             rows.append(
                 {
                     "target": of_target.target,
-                    "method": method_in_words(method, results.drafter),
+                    "method": method_in_words(method),
                     "engine that runs it": method["engine"],
                     "faster?": method["answer"],
                     **Estimate.read(method, "speedup", SPEEDUP_ENDS).columns("speedup"),

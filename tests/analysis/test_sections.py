@@ -51,7 +51,13 @@ def timed(drafter, **given):
     ends = {"rate": 0.5, "rate_ci_low": 0.4, "rate_ci_high": 0.6, "tokens_per_call": 1.8}
     ends |= {"tokens_per_call_ci_low": 1.7, "tokens_per_call_ci_high": 1.9}
     ends |= {"speedup": 1.2, "ci_low": 1.1, "ci_high": 1.3}
-    row = {"drafter": drafter, "rule": "greedy", "scheme": "strict greedy", "draft_length": 4}
+    row = {
+        "drafter": drafter,
+        "drafter_title": "D",
+        "rule": "greedy",
+        "scheme": "strict greedy",
+        "draft_length": 4,
+    }
     return {**row, "answer": "yes", "engine": "vLLM", **ends, **given}
 
 

@@ -37,6 +37,7 @@ def run(speedup, low, high, **given):
         "method": "Strict greedy",
         "scheme": "strict greedy",
         "drafter": "model",
+        "drafter_title": "D",
         "rule": "greedy",
         "draft_length": 5,
         "temperature": 0.0,
@@ -53,6 +54,7 @@ def run(speedup, low, high, **given):
 
 ALONE = run(1.0, 1.0, 1.0, drafter="none", method="Autoregressive", rule=None, draft_length=0)
 LOOKUP = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
+LOOKUP |= {"drafter_title": "prompt look-up"}
 RELAXED = {"method": "Additive (t = 0.1)", "rule": "additive t=0.1", "lossless": False}
 RELAXED |= {"nats_given_up": 0.04, "accepted": 99, "scheme": "additive (t = 0.1)"}
 SAMPLED = {"method": "Speculative sampling", "scheme": "speculative sampling", "rule": None}
@@ -132,6 +134,13 @@ def test_the_fastest_sure_lossless_method_comes_first():
     assert answers == [("model", 3, "yes"), ("prompt_lookup", 5, "yes")]  # 3: the sure one
 
 
+def test_a_further_kind_of_drafter_is_named_by_its_title_and_stands_behind_the_studys_own():
+    bigram = {"drafter": "bigram", "drafter_title": "bigram table"}
+    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **bigram), run(1.3, 1.2, 1.4, **LOOKUP))
+    assert "bigram table under strict greedy (γ = 5)" in found.sentence
+    assert [one["drafter"] for one in found.drafters] == ["model", "bigram", "prompt_lookup"]
+
+
 def test_only_what_an_engine_runs_is_named():
     """A tree is faster, and no engine runs it: the look-up that vLLM has is the verdict."""
     tree = run(2, 1.9, 2.1, engine="", method="Strict greedy, tree")
@@ -162,10 +171,10 @@ def test_engines_run_chains_and_few_rules():
     ]
     runs = pd.DataFrame(rows, columns=["drafter", "tree", "sampling", "lossless"])
     runs["rule"] = "typical eps0=0.1 delta0=0.09"
-    assert engines(runs, head=True, match="earliest") == [
-        *("", "vLLM (eagle3)", "vLLM (ngram)", "", "", "Medusa")
-    ]
-    assert engines(runs.assign(rule="additive t=0.1"), False, "latest")[5] == ""
+    of_drafters = {"model": "vLLM (eagle3)", "prompt_lookup": "vLLM (ngram)"}
+    assert engines(runs, of_drafters) == [*("", "vLLM (eagle3)", "vLLM (ngram)", "", "", "Medusa")]
+    assert engines(runs.assign(rule="additive t=0.1"), of_drafters)[5] == ""
+    assert engines(runs, {})[1:3] == ["", ""]
 
 
 def answers(**given):

@@ -26,6 +26,7 @@ from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
 from analysis.report.verdict_text import costs, log_advice, verdict_text
 from pipeline.core.store import VERDICT
+from pipeline.drafters import NAMES, kind_of
 from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setup_text import introduction, machine_lines, setup
 
@@ -106,10 +107,7 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
     ratios = None
     busy: list[str] = []
     if content.decoded:
-        task = source.tasks["decoding"]
-        head = any(model.head is not None for model in task.runtime.models)
-        engine = engines(content.decoded[at].runs, head, task.settings["lookup_match"])
-        speeds = content.speeds[at].assign(engine=engine)
+        speeds = _with_drafters(content, at)
         ratios = content.ratios[at]
         busy = signs_of_load(speeds)
     return advise(
@@ -121,6 +119,20 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
         busy=busy,
         command=command,
         ratios=ratios,
+    )
+
+
+def _with_drafters(content: Content, at: int) -> pd.DataFrame:
+    """Return the speeds with what their kinds of drafters say: `engine` and `drafter_title`."""
+    task = content.sources[at].tasks["decoding"]
+    _, *drafter = task.runtime.models
+    kinds = {name: kind_of(name, *drafter) for name in NAMES}
+    of_drafters = {name: kind.engines(task.settings) for name, kind in kinds.items()}
+    titles = {name: kind.in_sentences or content.results.drafter for name, kind in kinds.items()}
+    speeds = content.speeds[at]
+    return speeds.assign(
+        engine=engines(content.decoded[at].runs, of_drafters),
+        drafter_title=speeds["drafter"].map(titles),
     )
 
 
