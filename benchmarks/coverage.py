@@ -100,9 +100,8 @@ def _of_methods(law: str, noise: Floats, study: int, rng: np.random.Generator) -
     for widened_for in (prompts, PLAIN):
         sampled.count = widened_for
         together = [range(1, METHODS + 1)]
-        speed, low, high = speedups(
-            seconds, np.ones_like(seconds), [0] * (METHODS + 1), together, sampled
-        )[1:].T
+        times = speedups(seconds, np.ones_like(seconds), [0] * (METHODS + 1), together, sampled)
+        speed, low, high = (numbers[1:] for numbers in times)
         held = (low <= 1) & (high >= 1)
         found.append((bool(held.all()), bool(held[speed.argmax()]), bool((low > 1).any())))
     names = ("six methods, all", "six methods, fastest", "six methods, wrong")

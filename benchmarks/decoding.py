@@ -117,7 +117,7 @@ def print_comparison(
     bootstrap = speed_bootstrap(len(prompts), *statistics)
     times = speedups(seconds, tokens, [0] * len(names), [others], bootstrap)
     paces = 1000 * seconds.sum(0) / tokens.sum(0)
-    for name, pace, (ratio, low, high) in zip(names, paces, times, strict=True):
+    for name, pace, (ratio, low, high) in zip(names, paces, np.transpose(times), strict=True):
         print(
             f"  {name:40} {pace:7.2f} ms a token, {ratio:5.2f} [{low:.2f}, {high:.2f}] times the "
             "target alone"

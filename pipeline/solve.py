@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.text import UNDEFINED, few_notes, limits, rounded_down
+from analysis.report.text import UNDEFINED, few_notes, rounded_down
 from analysis.rule_config import build_range
+from analysis.statistics.estimate import interval_columns
 from pipeline.core import sweeps
 from pipeline.core.errors import command
 from pipeline.core.files import slug
@@ -81,7 +82,7 @@ def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str])
     for row in rows:
         named = {name: row[name] for name in ("target", "rule")}
         named["of"] = whose[row.get("kind", "needed")]
-        low, high = (row[name] for name in limits(value))
+        low, high = (row[name] for name in interval_columns(value))
         text = f"{row[value]:.4g}" + (f" [{low:.4g}, {high:.4g}]" if low < high else "")
         cell = UNDEFINED if math.isnan(row[value]) else text
         if row.get("any_setting"):
@@ -128,7 +129,7 @@ class SolvedTarget:
                     yield {
                         "rule": searched.name, "kind": kind, "wanted": name,
                         "parameter": searched.parameter,
-                        **_interval("value", found.value, found.ci_low, found.ci_high),
+                        **found.estimate.columns(),
                         "reached": found.reached, "any_setting": found.any_setting,
                     }  # fmt: skip
 
@@ -161,7 +162,7 @@ class SolvedTarget:
                     counts = count_calls(accepted, self._steps, draft_length)
                     tokens = self.bootstrap.ratio(counts.tokens, counts.calls)
                     labels = {"rule": rule.label, "drafts": _length(draft_length), "kind": kind}
-                    yield {**labels, **_interval("tokens", *tokens)}
+                    yield {**labels, **tokens.columns("tokens")}
 
     def needed(self) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
@@ -170,13 +171,9 @@ class SolvedTarget:
 
         rules, share = self._study.rules, self._wanted.share
         for rule, lower in zip(rules, certify(self._dist, rules).lower.T, strict=True):
-            value, low, high = kl_needed(lower, share, self.bootstrap)
-            below = _interval("below", rounded_down(value, 4), low, high)
+            needed = kl_needed(lower, share, self.bootstrap)
+            below = needed._replace(value=rounded_down(needed.value, 4)).columns("below")
             yield {"rule": rule.label, "certified": f"{100 * share:g} % of steps", **below}
-
-
-def _interval(name: str, value: Any, low: Any, high: Any) -> dict[str, float]:
-    return dict(zip((name, *limits(name)), (float(value), float(low), float(high)), strict=True))
 
 
 def _length(draft_length: int | None) -> str:

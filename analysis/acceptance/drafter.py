@@ -1,7 +1,7 @@
-"""Statistics of acceptance over all steps: shares, tokens per call, and the KL that a rule needs.
+"""Statistics of a drafter's acceptance: shares of steps, tokens per call, the KL that a rule needs.
 
-Of certificates that are intervals the statistics count the lower ends. A row has a statistic's
-value and its interval over prompts, ci_low and ci_high.
+Where a certificate is an interval, its lower end counts. A row has a statistic's value and its
+interval over prompts, ci_low and ci_high.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Flags, PromptBootstrap
+from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
 from .judgement import Judgement, Steps, slacks
 
 Row = dict[str, Any]
-MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
+SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
 SPECULATIVE = "speculative sampling"
-RACES, RACES_LOWER = "exponential races", "exponential races, lower bound"
+RACES = "exponential races"
+RACES_LOWER = "exponential races, lower bound"
 
 
 def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstrap) -> list[Row]:
@@ -36,21 +38,24 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         calls that a trajectory's end cuts; for a head by depth, and certified if so at this and all
         smaller depths. All other statistics refer to depth 1.
     """
-    accepted, certified = judgement.accepted, judgement.certified
+    accepted = judgement.accepted
+    certified = judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
+    share = bootstrap.ratio_interval
+    slack = slacks(judgement.lower, steps.kl)
+    estimates = {
+        "acceptance": share(accepted),
+        "certified": share(certified),
+        "coverage": share(certified, accepted),
+        "departure": share(departs),
+        "probability_given_up": share(np.where(departs, steps.given_up, 0.0)),
+        "empty": share(np.isinf(judgement.lower)),
+        "inexact": share(judgement.lower < judgement.upper),
+        "slack_median": bootstrap.quantile_interval(slack),
+    }
     trajectories = steps.trajectories
     rows = [
-        _row("acceptance", *bootstrap.ratio_interval(accepted)),
-        _row("certified", *bootstrap.ratio_interval(certified)),
-        _row("coverage", *bootstrap.ratio_interval(certified, accepted)),
-        _row("departure", *bootstrap.ratio_interval(departs)),
-        _row(
-            "probability_given_up",
-            *bootstrap.ratio_interval(np.where(departs, steps.given_up, 0.0)),
-        ),
-        _row("empty", *bootstrap.ratio_interval(np.isinf(judgement.lower))),
-        _row("inexact", *bootstrap.ratio_interval(judgement.lower < judgement.upper)),
-        _row("slack_median", *_quantile(bootstrap, slacks(judgement.lower, steps.kl))),
+        *(_row(name, estimate) for name, estimate in estimates.items()),
         _per_call("measured_per_call", judgement.accepted_by_depth, trajectories, bootstrap),
         _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]
@@ -58,13 +63,13 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the steps, and the accepted ones, by bins of `MARGINS` (low, high] of (N,) slacks."""
-    place = np.digitize(slack, MARGINS[1:-1], right=True)
-    size = len(MARGINS) - 1
+    """Return the steps, and the accepted ones, by bins (low, high] of the (N,) slacks, R - KL."""
+    place = np.digitize(slack, SLACK_EDGES[1:-1], right=True)
+    size = len(SLACK_EDGES) - 1
     return pd.DataFrame(
         {
-            "low": MARGINS[:-1],
-            "high": MARGINS[1:],
+            "low": SLACK_EDGES[:-1],
+            "high": SLACK_EDGES[1:],
             "steps": np.bincount(place, minlength=size),
             "accepted": np.bincount(place[accepted], minlength=size),
         }
@@ -76,12 +81,13 @@ def stochastic_statistics(
 ) -> list[Row]:
     """Return the expected acceptance of a drafted token by stochastic verification.
 
-    At the temperature at which the text was sampled, (N,) each: the total variation (speculative
-    sampling accepts with 1 - tv), the first acceptance of exponential races, and its lower bound.
+    (N,) each, at the temperature at which the text was sampled: the total variation `tv`
+    (speculative sampling accepts with probability 1 - tv), and of exponential `races` (the
+    Gumbel-max trick) the first draft's acceptance and its lower bound, the `harmonic` mean.
     """
     schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
     return [
-        {"rule": scheme, **_row("acceptance", *bootstrap.ratio_interval(accepted))}
+        {"rule": scheme, **_row("acceptance", bootstrap.ratio_interval(accepted))}
         for scheme, accepted in schemes.items()
     ]
 
@@ -96,13 +102,13 @@ def depth_statistics(
     """
     drafter = {"rule": "", "depth": depth}
     rows = [
-        drafter | _row("kl_median", *_quantile(bootstrap, steps.kl)),
+        drafter | _row("kl_median", bootstrap.quantile_interval(steps.kl)),
         finite_share(steps, bootstrap) | drafter,
     ]
-    for found in judgements:
-        keys = {"rule": found.rule.label, "depth": depth}
-        rows.append(keys | _row("acceptance", *bootstrap.ratio_interval(found.accepted)))
-        rows.append(keys | _row("certified", *bootstrap.ratio_interval(found.certified)))
+    for judgement in judgements:
+        keys = {"rule": judgement.rule.label, "depth": depth}
+        rows.append(keys | _row("acceptance", bootstrap.ratio_interval(judgement.accepted)))
+        rows.append(keys | _row("certified", bootstrap.ratio_interval(judgement.certified)))
     return rows
 
 
@@ -111,14 +117,11 @@ def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> Row:
 
     A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
     """
-    return {"rule": "", "depth": 0} | _row(
-        "finite", *bootstrap.ratio_interval(np.isfinite(steps.kl))
-    )
+    finite = bootstrap.ratio_interval(np.isfinite(steps.kl))
+    return {"rule": "", "depth": 0} | _row("finite", finite)
 
 
-def kl_needed(
-    lower: Floats, share: float, bootstrap: PromptBootstrap
-) -> tuple[float, float, float]:
+def kl_needed(lower: Floats, share: float, bootstrap: PromptBootstrap) -> Estimate:
     """Return the KL below which a drafter is certified on a share of the steps, nats.
 
     For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): a drafter whose KL
@@ -126,11 +129,11 @@ def kl_needed(
     steps, nor does a KL equal to it. It is +inf if n rejection regions are empty.
 
     Returns:
-        The value, from the (N,) lower ends of the certificates, and the ends of its interval.
+        The value, from the (N,) lower ends of the certificates, with its interval.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    value, low, high = _quantile(bootstrap, -lower, share)
-    return -value, -high, -low
+    value, low, high = bootstrap.quantile_interval(-lower, share)
+    return Estimate(-value, -high, -low)
 
 
 def _per_call(
@@ -138,14 +141,8 @@ def _per_call(
 ) -> Row:
     calls, tokens, cut = count_calls(accepted, trajectories, None)
     share = cut.sum() / calls.sum() if calls.any() else np.nan
-    return _row(name, *bootstrap.ratio(tokens, calls)) | {"cut": float(share)}
+    return _row(name, bootstrap.ratio(tokens, calls)) | {"cut": float(share)}
 
 
-def _row(statistic: str, value: Any, low: Any, high: Any) -> Row:
-    ends = {"value": value, "ci_low": low, "ci_high": high}
-    return {"statistic": statistic, **{name: float(end) for name, end in ends.items()}}
-
-
-def _quantile(bootstrap: PromptBootstrap, values: Floats, level: float = 0.5) -> list[float]:
-    points, draws = bootstrap.quantiles(values, [level])
-    return [float(part[0]) for part in (points, *bootstrap.interval(draws))]
+def _row(statistic: str, estimate: Estimate) -> Row:
+    return {"statistic": statistic, **Estimate(*map(float, estimate)).columns()}

@@ -135,14 +135,16 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
     if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding error. A step where
     nothing is rejected is certified, even with an infinite KL.
     """
-    depths, size = steps.by_depth, len(steps)
+    depths = steps.by_depth
+    size = len(steps)
     lower, upper = np.empty((2, len(rules), size))
     accepted = np.empty((len(rules), len(depths), size), dtype=bool)
     for start in range(0, size, CHUNK):
         part = slice(start, start + CHUNK)
         dist = steps.target[part]
         certificates = certify(dist, rules)
-        lower[:, part], upper[:, part] = certificates.lower.T, certificates.upper.T
+        lower[:, part] = certificates.lower.T
+        upper[:, part] = certificates.upper.T
         for place, rule in enumerate(rules):
             count = certificates.accepted_count[:, place]
             for depth, at_depth in enumerate(depths):
@@ -152,7 +154,9 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
     judgements = []
     for rule, low, high, passed in zip(rules, lower, upper, accepted, strict=True):
         certified = np.isinf(low) | (far < (1 - CERTIFICATE_ROUNDING) * low)
-        pairs = zip(passed, certified, strict=True)
-        first, *deeper = (Judgement(rule, low, high, *flags) for flags in pairs)
+        first, *deeper = (
+            Judgement(rule, low, high, accepted_there, certified_there)
+            for accepted_there, certified_there in zip(passed, certified, strict=True)
+        )
         judgements.append(replace(first, deeper=deeper))
     return judgements

@@ -25,6 +25,7 @@ from ..certificates.certify import certify
 from ..rule_config import ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
+from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .judgement import CHUNK, Steps
@@ -64,6 +65,11 @@ class Solution(NamedTuple):
     reached: float
     any_setting: bool = False  # whether the strict end of the range is enough, in resamples too
 
+    @property
+    def estimate(self) -> Estimate:
+        """The parameter with its interval."""
+        return Estimate(self.value, self.ci_low, self.ci_high)
+
 
 def solve(
     dist: TopK,
@@ -90,7 +96,7 @@ def solve(
     >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
     >>> searched = build_range({"rule": "additive"})
     >>> steps = Trajectories.from_positions(np.array([0, 0]))
-    >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+    >>> bootstrap = PromptBootstrap(steps.prompt_index, 20, 0.9, 0)
     >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
     >>> solution.value, solution.reached
     (0.3001, 1.0)
@@ -123,7 +129,7 @@ def _solve(
 ) -> list[Solution]:
     """Solve for each goal, given which steps pass under rules, by depth."""
     setting, last = _settings(searched)
-    size = len(trajectories.prompts)
+    size = len(trajectories.prompt_index)
     # the first setting at which a step passes, last + 1 for none, lies between these
     least = np.zeros((len(passing), size), dtype=np.int64)
     most = np.full_like(least, last + 1)
@@ -135,7 +141,8 @@ def _solve(
             for begin in range(0, len(steps), CHUNK):
                 part = steps[begin : begin + CHUNK]
                 flags = passes(setting(at), part)
-                high[part[flags]], low[part[~flags]] = at, at + 1
+                high[part[flags]] = at
+                low[part[~flags]] = at + 1
         return most <= at
 
     draws = len(bootstrap.weights)
@@ -147,11 +154,11 @@ def _solve(
         def reached(at: int) -> tuple[float, bool, int]:
             """Return what a setting reaches, whether it is enough, and in how many resamples."""
             above, below = goal.sums(passed(at), trajectories)
-            drawn_above, drawn_below = bootstrap.sums(above), bootstrap.sums(below)
             needed = goal.wanted - ROUNDING
             with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
                 ratio = float(np.divide(above.sum(), below.sum()))
-            return ratio, ratio >= needed, int(np.sum(drawn_above >= needed * drawn_below))
+            resamples = np.sum(bootstrap.sums(above) >= needed * bootstrap.sums(below))
+            return ratio, ratio >= needed, int(resamples)
 
         def strictest(enough: Callable[[int], bool]) -> int | None:
             return bisect_left(range(last), True, key=enough) if enough(last) else None
@@ -180,8 +187,10 @@ def _solve(
 
 def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:
     """Return the settings of a range by number, from the strictest, and the number of the last."""
-    (rule, end), parameter = searched.rules, searched.parameter
-    strict, distance = searched.value(rule), searched.value(end) - searched.value(rule)
+    rule, end = searched.rules
+    parameter = searched.parameter
+    strict = searched.value(rule)
+    distance = searched.value(end) - strict
     kind = type(rule.parameters[parameter])
     step = math.copysign(1 if kind is int else RESOLUTION, distance)
     last = max(1, math.ceil(distance / step - ROUNDING))

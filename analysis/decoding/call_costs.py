@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Flags, Integers, PromptBootstrap, Resampling
+from ..statistics.estimate import Estimate
 from ..topk import Floats
 from .draft_length import expected_tokens, extended_costs, speed_by_length
 
@@ -115,7 +116,7 @@ def predicted_speeds(
     bootstrap = PromptBootstrap(np.arange(len(counts.calls)), *statistics)
     rates = _rates(counts.tested.sum(0), counts.accepted.sum(0))
     drawn_rates = _rates(bootstrap.sums(counts.tested), bootstrap.sums(counts.accepted))
-    share, *_ = bootstrap.ratio(counts.drafting, counts.calls)
+    share = bootstrap.ratio(counts.drafting, counts.calls).value
     with np.errstate(invalid="ignore"):  # resamples of prompts without a call are left out
         drawn_share = bootstrap.sums(counts.drafting) / bootstrap.sums(counts.calls)
 
@@ -125,22 +126,18 @@ def predicted_speeds(
     drawn_costs = _costs(drawn_draft, drawn_target)
     flat = np.broadcast_to(target[:1], target.shape)
 
-    columns = {
-        "tokens_per_call": (
-            expected_tokens(rates, LONGEST),
-            bootstrap.interval(expected_tokens(drawn_rates, LONGEST)),
+    drawn_tokens = expected_tokens(drawn_rates, LONGEST)
+    drawn_speeds = speed_by_length(drawn_rates, drawn_costs, drawn_share[:, None])
+    estimates = {
+        "tokens_per_call": Estimate(
+            expected_tokens(rates, LONGEST), *bootstrap.interval(drawn_tokens)
         ),
-        "cost": (costs, bootstrap.interval(drawn_costs)),
-        "speed": (
-            speed_by_length(rates, costs, share),
-            bootstrap.interval(speed_by_length(drawn_rates, drawn_costs, drawn_share[:, None])),
-        ),
+        "cost": Estimate(costs, *bootstrap.interval(drawn_costs)),
+        "speed": Estimate(speed_by_length(rates, costs, share), *bootstrap.interval(drawn_speeds)),
     }
     table = pd.DataFrame({"draft_length": np.arange(LONGEST + 1)})
-    for name, (value, (low, high)) in columns.items():
-        table[name] = value
-        table[f"{name}_ci_low"] = low
-        table[f"{name}_ci_high"] = high
+    for name, estimate in estimates.items():
+        table = table.assign(**estimate.columns(name))
     table["memory_bound"] = speed_by_length(rates, _costs(draft, flat), share)
     return table.assign(share=share)
 

@@ -11,11 +11,13 @@ from ..rules import StrictGreedy, Tree
 from ..topk import Floats
 from ..trees.index_entropies import races_entropy_upper
 from ..trees.sibling_rates import measured_rates
-from ..trees.token_bounds import tunstall_upper
+from ..trees.token_bounds import least_residual_upper, tunstall_upper
 from ..trees.topology import Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
 
-GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
+GREEDY = "Tree-greedy"
+GSS = "GSS"
+ERSS = "ERSS"
 SCHEMES = {"speculative": GSS, "races": ERSS}
 ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of contexts
 SHAPES = {  # name in the configuration: printed name
@@ -59,7 +61,8 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     )
     table["calls"] = calls.sum(0).astype(int)
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
-    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(bootstrap.ratio(emitted, calls))
+    tokens = bootstrap.ratio(emitted, calls)
+    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(tokens)
     return table
 
 
@@ -71,13 +74,39 @@ def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
     return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
+def tree_statistics(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `tree_runs` that drafted trees, with their bounds.
+
+    Returns:
+        The columns of `tree_runs`; `bound`, that of Lemma 4.3 on the tokens per call, NaN for
+        dynamic trees; `acceptance`, R of the group in words; and where contexts were measured the
+        columns of `entropies`; target.
+    """
+    acceptance = {group: rates(decoded, table, group) for group in table["group"].unique()}
+    bounds = [
+        math.nan
+        if shape == SHAPES["dynamic"]
+        else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
+        for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
+    ]
+    texts = [" ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]]
+    drafted_trees = table["run"].map(decoded.of_trees).astype(bool)
+    frame = table.assign(bound=bounds, acceptance=texts)[drafted_trees]
+    if len(frame) and len(decoded.contexts):
+        of_groups = entropies(decoded, table)
+        if len(of_groups):
+            frame = frame.join(of_groups.set_index("group"), on="group")
+    return frame.assign(target=decoded.target)
+
+
 def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
     """Return KL, H[R] and the bounds of arXiv 2504.15475 on it and on the tokens, in nats.
 
     Returns:
-        A row a group that draws or races: kl and entropy, means over contexts, the latter H[R] of
-        independent drafts (3); entropy_upper, the mean of the bound (8), NaN for GSS; and theorem,
-        the bound (5) on the tokens per call of the largest tree of fixed shape.
+        A row for each group that samples drafts (GSS) or races them (ERSS): `kl` and `entropy`,
+        means over contexts, the latter H[R] of independent drafts (3); `entropy_upper`, the mean of
+        the bound (8), NaN for GSS; `theorem`, the bound (5) on the tokens per call of the largest
+        tree of fixed shape.
     """
     rows = []
     temperatures = decoded.runs["temperature"]
@@ -88,11 +117,19 @@ def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
         sizes = runs["nodes"][runs["shape"] != SHAPES["dynamic"]]
         if contexts.empty or sizes.empty:
             continue
-        kl, entropy = contexts["kl"], contexts[ENTROPY[scheme]].mean()
+        kl = contexts["kl"]
+        entropy = contexts[ENTROPY[scheme]].mean()
         upper = kl.map(races_entropy_upper).mean() if scheme == ERSS else math.nan
         theorem = tunstall_upper(entropy, decoded.vocabulary, int(sizes.max()), tight=False)
-        rows.append({"group": group, "kl": kl.mean(), "entropy": entropy})
-        rows[-1] |= {"entropy_upper": upper, "theorem": theorem}
+        rows.append(
+            {
+                "group": group,
+                "kl": kl.mean(),
+                "entropy": entropy,
+                "entropy_upper": upper,
+                "theorem": theorem,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -115,33 +152,43 @@ def shape_of(decoded: Decoded, run: int) -> Topology | None:
 
 
 def _lossless_drafts(decoded: Decoded) -> list[bool]:
-    rules = [decoded.rules.get(label) for label in decoded.runs["rule"]]
-    return [
-        drafter == "model"
-        and (sampling in SCHEMES if rule is None else isinstance(rule, StrictGreedy | Tree))
-        for rule, drafter, sampling in zip(
-            rules, decoded.runs["drafter"], decoded.runs["sampling"], strict=True
-        )
-    ]
+    lossless = []
+    for run in decoded.runs.to_dict("records"):
+        rule = decoded.rules.get(run["rule"])
+        if rule is None:
+            keeps_distribution = run["sampling"] in SCHEMES
+        else:
+            keeps_distribution = isinstance(rule, StrictGreedy | Tree)
+        lossless.append(run["drafter"] == "model" and keeps_distribution)
+    return lossless
 
 
 def _described(decoded: Decoded) -> pd.DataFrame:
+    """Return `RUN_COLUMNS` of each run, without what is measured of whole trees."""
     levels = judged_levels(decoded)
     taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
     rows = []
     for run, row in decoded.runs[_lossless_drafts(decoded)].iterrows():
-        scheme, setting = SCHEMES.get(row["sampling"], GREEDY), f"T = {row['temperature']:g}"
+        scheme = SCHEMES.get(row["sampling"], GREEDY)
+        setting = f"T = {row['temperature']:g}"
         length = int(row["draft_length"])
-        of_tree = {"name": "sequence", "nodes": length, "depth": length} | (row["tree"] or {})
-        rows.append({
-            "run": run, "method": row["method"], "temperature": row["temperature"],
-            "scheme": scheme, "setting": setting,
-            "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
-            "shape": SHAPES[of_tree["name"]],
-            "nodes": int(of_tree["nodes"]), "levels": int(of_tree["depth"]),
-            "first_level": taken.get((run, True), math.nan),
-            "later_levels": taken.get((run, False), math.nan),
-        })  # fmt: skip
+        chain = {"name": "sequence", "nodes": length, "depth": length}
+        tree = chain | (row["tree"] or {})
+        rows.append(
+            {
+                "run": run,
+                "method": row["method"],
+                "temperature": row["temperature"],
+                "scheme": scheme,
+                "setting": setting,
+                "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
+                "shape": SHAPES[tree["name"]],
+                "nodes": int(tree["nodes"]),
+                "levels": int(tree["depth"]),
+                "first_level": taken.get((run, True), math.nan),
+                "later_levels": taken.get((run, False), math.nan),
+            }
+        )
     return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
 

@@ -1,8 +1,8 @@
-"""Metrics of decoding with a drafter: acceptance, tokens per call, nats given up.
+"""Metrics of decoding with a drafter: acceptance, tokens per call, log-probability given up.
 
-Metrics that depend on the clock are in `speed`. A run is a method with its draft length and
-temperature. Its answers and calls are compared, prompt by prompt, with the autoregressive baseline
-of the same temperature and noise.
+`speed` has the metrics that depend on the clock. A run is a method with its draft length and
+temperature. Its answers and calls are compared, prompt by prompt, with those of the target alone,
+the baseline, at the same temperature and with the same noise.
 
 In closed forms a is the acceptance rate of a drafted token, gamma the draft length, rho the cost of
 a drafted token over that of a token of the target alone.
@@ -39,10 +39,10 @@ class Decoded:
     # temperature; tree, None for a chain, else its name, nodes, depth and, if it has a fixed shape,
     # parents
     runs: pd.DataFrame
-    data: pd.DataFrame  # one row for each answer; this and the others as stage decoding writes them
-    calls: pd.DataFrame  # one row for each target call
-    answers: pd.DataFrame  # seconds of each answer
-    spans: pd.DataFrame  # seconds of each call
+    answers: pd.DataFrame  # one row for each answer; these frames are as stage decoding writes them
+    calls: pd.DataFrame  # one row for each call of the target
+    answer_seconds: pd.DataFrame  # one row for each answer
+    call_seconds: pd.DataFrame  # one row for each call of the target
     # the steps of the greedy baseline, scored by both models; empty without one
     trajectory: pd.DataFrame
     # bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}
@@ -69,19 +69,20 @@ class Decoded:
         return [alone.setdefault(key, run) for run, key in enumerate(keys)]
 
     @property
-    def prompts(self) -> int:
+    def n_prompts(self) -> int:
         """The number of prompts of every run."""
-        return int(self.data["prompt_id"].nunique())
+        return int(self.answers["prompt_id"].nunique())
 
     def bootstrap(self, resamples: int, confidence: float, seed: int) -> PromptBootstrap:
         """Return resamples of the prompts."""
-        return PromptBootstrap(np.arange(self.prompts), resamples, confidence, seed)
+        return PromptBootstrap(np.arange(self.n_prompts), resamples, confidence, seed)
 
     def by_prompt(self, table: pd.DataFrame, *columns: str) -> Iterator[Floats]:
         """Yield the sums of each column by prompt and run, (P, R); 0 without a row."""
         sums = table.groupby(["prompt_id", "run"])[list(columns)].sum()
-        keys = sorted(self.data["prompt_id"].unique()), range(len(self.runs))
-        complete = sums.reindex(pd.MultiIndex.from_product(keys), fill_value=0)
+        prompts = sorted(self.answers["prompt_id"].unique())
+        keys = pd.MultiIndex.from_product([prompts, range(len(self.runs))])
+        complete = sums.reindex(keys, fill_value=0)
         for name in columns:
             yield complete[name].to_numpy(np.float64).reshape(-1, len(self.runs))
 
@@ -97,28 +98,27 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
         `depth_per_call`, the drafted tokens and their depth, below the draft length where answers
         end or look-up finds fewer; `closed_form`, the tokens per call at this rate under
         independence, NaN for trees; `agreement`, the share of positions with the baseline's token;
-        `nats_given_up`, the nats per token by which emitted tokens are less probable than the
-        target's first choices, minus the baseline's; `burstiness`, 1 - calls / emitted, the share
-        of tokens after an answer's first that arrive together with the one before.
+        `nats_given_up`, the log-probability given up: how many nats per token the emitted tokens
+        are below the target's first choices, minus the baseline's; `burstiness`,
+        1 - calls / emitted, the share of tokens that arrive in the same call as their predecessor.
     """
-    bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
-    counted = ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
-    sums = calls.groupby("run")[counted].sum()
-    table = decoded.runs.drop(columns=["tree"]).join(sums[counted[2:]])
-    for name, columns in {
-        "rate": ("accepted", "tested"),
-        "tokens_per_call": ("emitted", "calls"),
-    }.items():
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
+    calls = decoded.calls.assign(calls=1)
+    printed = ["tested", "accepted", "emitted", "calls"]
+    sums = calls.groupby("run")[["drafted", "depth", *printed]].sum()
+    table = decoded.runs.drop(columns=["tree"]).join(sums[printed])
+    ratios = {"rate": ("accepted", "tested"), "tokens_per_call": ("emitted", "calls")}
+    for name, columns in ratios.items():
         above, below = decoded.by_prompt(calls, *columns)
-        names = [name, f"{name}_ci_low", f"{name}_ci_high"]
-        table[names] = np.transpose(bootstrap.ratio(above, below))
+        table = table.assign(**bootstrap.ratio(above, below).columns(name))
     gamma = table["draft_length"].where(table["draft_length"] > 0)
     table["rate_over_gamma"] = table["accepted"] / (table["calls"] * gamma)
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
     table["depth_per_call"] = sums["depth"] / table["calls"]
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
     alone = decoded.baselines()
-    tokens, share, nats = decoded.by_prompt(decoded.data, "n_tokens", "agreement", "nats_given_up")
+    summed = ("n_tokens", "agreement", "nats_given_up")
+    tokens, share, nats = decoded.by_prompt(decoded.answers, *summed)
     positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
     per_token = nats.sum(0) / tokens.sum(0)
@@ -127,12 +127,34 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     return table
 
 
+def with_differences(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of `acceptance` with rates by position, and where answers differ.
+
+    Returns:
+        `accepted` with `by_position`, the rates in percent as text; of strict greedy `differing`,
+        the number of answers that differ from those of the target alone, and `largest_gap` of the
+        two largest logits where they do (`first_differences`); `prompts`; target.
+    """
+    rates = position_rates(decoded.calls).groupby("run")["rate"]
+    texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
+    differences = first_differences(decoded).groupby("run")["gap"]
+    counts = differences.size().reindex(greedy_runs(decoded), fill_value=0)
+    return accepted.assign(
+        prompts=decoded.n_prompts,
+        target=decoded.target,
+        by_position=texts.reindex(accepted.index),
+        differing=counts.reindex(accepted.index),
+        largest_gap=differences.max().reindex(accepted.index),
+    )
+
+
 def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
     """Return the tokens per call of each run under independent tests.
 
-    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. n is the number of drafted tokens
-    that a call could emit (`reach`), as an answer's limit or end, or a short match of look-up, cuts
-    drafts; a is the run's acceptance rate, of `rates` (NaN where nothing was drafted: one token).
+    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. a is the run's acceptance rate, of
+    `rates`; where it is NaN, nothing was drafted, and a call emits one token. n is the number of
+    drafted tokens that a call could emit (`reach`): fewer than the draft length where the answer
+    ends, or where look-up finds a short match.
     """
     counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
     pairs = zip(counts["run"].map(rates), counts["reach"], strict=True)
@@ -162,7 +184,7 @@ def first_differences(decoded: Decoded) -> pd.DataFrame:
         One row for each answer that differs: run, prompt_id, position (of the token in the answer)
         and gap, the difference of the target's two largest logits there.
     """
-    differing = differing_answers(decoded.data, decoded.baselines(), ["prompt_id"])
+    differing = differing_answers(decoded.answers, decoded.baselines(), ["prompt_id"])
     differing = differing[differing["run"].isin(greedy_runs(decoded))]
     differing = differing.rename(columns={"common_prefix": "position"})
     steps = decoded.trajectory[["prompt_id", "position", "z1", "z2"]]

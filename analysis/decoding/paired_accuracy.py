@@ -2,7 +2,7 @@
 
 A method is compared, item by item, with the target alone at the same temperature and noise. Only
 discordant pairs distinguish the two: c items that only the target has right, and b that only the
-method has right. A margin is fixed before the measurement: the loss of accuracy that counts.
+method has right. The loss of accuracy that is tolerated is fixed before the measurement.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from ..statistics.bootstrap import PromptBootstrap
+from ..statistics.estimate import Estimate
 
 ALL = "all"  # the tasks together
 
@@ -30,29 +31,30 @@ class Answered:
     # one row for each run, indexed by run: method, drafter, draft_length, temperature, baseline (a
     # run), exact (whether it must give the baseline's tokens), and rule, an acceptance rule or None
     runs: pd.DataFrame
-    data: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
+    answers: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
     seconds: pd.DataFrame  # task, item_id, run, seconds
 
 
 def accuracy(
-    answered: Answered, resamples: int, confidence: float, seed: int, margin: float
+    answered: Answered, resamples: int, confidence: float, seed: int, tolerated_loss: float
 ) -> pd.DataFrame:
     """Return the accuracy of every run, for each task and for all together.
 
-    `margin` is the loss of accuracy that counts; `resamples` are of the items.
+    Resamples are of the items.
 
     Returns:
         One row for each task and run, with the columns of `answered.runs` and: items; right;
         accuracy and its interval (Wilson); lost and won, items that only the baseline or only this
         run has right; difference of accuracy, its interval (Agresti and Min) and McNemar's exact
-        p_value; within, whether the interval excludes a loss of `margin`; falls, whether it lies
-        below 0; recovery, accuracy over the baseline's; changed, the share of answers that differ
-        from the baseline's; nats_given_up, the nats per token by which emitted tokens are less
-        probable than the target's first choices, minus the baseline's; departures, the share of
+        p_value; within, whether the interval excludes a loss of `tolerated_loss`; falls, whether
+        it lies below 0; recovery, accuracy over the baseline's; changed, the share of answers that
+        differ from the baseline's; nats_given_up, the log-probability given up: how many nats per
+        token the emitted tokens are below the target's first choices, minus the baseline's;
+        departures, the share of
         tokens that are not the target's first choice; tokens_per_call with its interval over items;
         and speedup, the baseline's seconds per token over this run's.
     """
-    both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
+    both = answered.answers.merge(answered.seconds, on=["task", "item_id", "run"])
     rows = []
     for task in [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]:
         part = both if task == ALL else both[both["task"] == task]
@@ -60,11 +62,11 @@ def accuracy(
         bootstrap = PromptBootstrap(np.arange(len(by_run[0])), resamples, confidence, seed)
         for run, baseline in enumerate(answered.runs["baseline"]):
             row = _compared(by_run[run], by_run[baseline], confidence)
-            row["within"] = row["difference_ci_low"] > -margin
+            row["within"] = row["difference_ci_low"] > -tolerated_loss
             row["falls"] = row["difference_ci_high"] < 0
             emitted, calls = by_run[run][["emitted", "calls"]].to_numpy().T
-            names = (f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high"))
-            row |= zip(names, map(float, bootstrap.ratio(emitted, calls)), strict=True)
+            per_call = Estimate(*map(float, bootstrap.ratio(emitted, calls)))
+            row |= per_call.columns("tokens_per_call")
             rows.append({"task": task, "run": run, **answered.runs.iloc[run], **row})
     return pd.DataFrame(rows)
 
@@ -73,15 +75,20 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
     """Return the comparison of a run with its baseline, which has the same items row by row."""
     if answers["item_id"].tolist() != alone["item_id"].tolist():
         raise ValueError("two runs answered different items")
-    right, before = answers["correct"].to_numpy(), alone["correct"].to_numpy()
-    items, lost, won = len(right), int((before & ~right).sum()), int((right & ~before).sum())
+    right = answers["correct"].to_numpy()
+    before = alone["correct"].to_numpy()
+    items = len(right)
+    lost = int((before & ~right).sum())
+    won = int((right & ~before).sum())
     low, high = wilson_interval(int(right.sum()), items, confidence)
-    same = answers["run"].iloc[0] == alone["run"].iloc[0]
-    worst, best = (0.0, 0.0) if same else paired_difference_interval(lost, won, items, confidence)
-    summed = ["n_tokens", "nats_given_up", "seconds"]
-    tokens, nats, seconds = np.transpose([part[summed].sum() for part in (answers, alone)])
+    worst = best = 0.0
+    if answers["run"].iloc[0] != alone["run"].iloc[0]:
+        worst, best = paired_difference_interval(lost, won, items, confidence)
     changed = answers["common_prefix"] < np.maximum(answers["n_tokens"], alone["n_tokens"])
-    of_token, pace = nats / tokens, seconds / tokens
+    nats_per_token, seconds_per_token = (
+        np.array([part[name].sum() / part["n_tokens"].sum() for part in (answers, alone)])
+        for name in ("nats_given_up", "seconds")
+    )
     return {
         "items": items,
         "right": int(right.sum()),
@@ -96,16 +103,16 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
         "p_value": mcnemar_p(lost, won),
         "recovery": float(right.sum() / (before.sum() or np.nan)),
         "changed": float(changed.mean()),
-        "nats_given_up": float(of_token[0] - of_token[1]),
-        "departures": float(answers["departures"].sum() / tokens[0]),
-        "speedup": float(pace[1] / pace[0]),
+        "nats_given_up": float(nats_per_token[0] - nats_per_token[1]),
+        "departures": float(answers["departures"].sum() / answers["n_tokens"].sum()),
+        "speedup": float(seconds_per_token[1] / seconds_per_token[0]),
     }
 
 
 def differing_answers(
     data: pd.DataFrame, baselines: Sequence[int], keys: Sequence[str], *columns: str
 ) -> pd.DataFrame:
-    """Return the answers, one a row, that differ from those of the target alone.
+    """Return the answers that differ from those of the target alone, one row each.
 
     `baselines` are the run of the target alone by run, `keys` the columns that identify the prompt;
     `columns` are copied from the target's answer, as alone_<column>, like n_tokens.
@@ -123,12 +130,13 @@ def differing(answered: Answered) -> pd.DataFrame:
     """Return the answers that differ from the baseline's, with the baseline's answers.
 
     Returns:
-        The rows of `answered.data`, with the columns method, exact, alone_correct and alone_answer.
-        An exact method must not change answers; it may differ at near-ties only, as a pass over
-        several tokens rounds differently from a pass over one.
+        The rows of `answered.answers`, with the columns method, exact, alone_correct and
+        alone_answer. An exact method must not change answers. It may do so at near-ties, as a pass
+        over several tokens rounds differently from a pass over one.
     """
-    runs, keys = answered.runs, ["task", "item_id"]
-    pairs = differing_answers(answered.data, list(runs["baseline"]), keys, "answer", "correct")
+    runs = answered.runs
+    keys = ["task", "item_id"]
+    pairs = differing_answers(answered.answers, list(runs["baseline"]), keys, "answer", "correct")
     return pairs.join(runs[["method", "exact"]], on="run").reset_index(drop=True)
 
 
@@ -136,18 +144,19 @@ def losses(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `accuracy` of all tasks together, of the relaxed rules.
 
     Returns:
-        rule is its label; decision is "excluded" (a loss of the margin), "falls", both or "open";
-        alone is the number of items that the target alone has right.
+        rule, its label; decision, "excluded" (a loss above the tolerated one), "falls", both or
+        "open"; alone, the number of items that the target alone has right.
     """
     totals = table[table["task"] == ALL].set_index("run")
     relaxed = totals[totals["rule"].notna() & ~totals["exact"].astype(bool)]
     words = {"within": "excluded", "falls": "falls"}
+    decisions = [
+        " and ".join(word for name, word in words.items() if row[name]) or "open"
+        for row in relaxed[[*words]].to_dict("records")
+    ]
     return relaxed.assign(
         rule=[rule.label for rule in relaxed["rule"]],
-        decision=[
-            " and ".join(word for name, word in words.items() if row[name]) or "open"
-            for row in relaxed[[*words]].to_dict("records")
-        ],
+        decision=decisions,
         alone=totals["right"].loc[relaxed["baseline"]].to_numpy(),
     )
 

@@ -18,22 +18,23 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.text import interval_text
+from ..report.text import estimate_text
 from ..statistics.bootstrap import FEW_PROMPTS
+from ..statistics.estimate import Estimate
+from .speed import SPEEDUP_ENDS
 
-DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
-YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
+# outcomes
+DRAFT = "draft"
+DO_NOT = "do not draft"
+OPEN = "not decided"
+UNTIMED = "not measured"
+# whether a drafter is faster than the target alone; or OPEN
+YES = "yes"
+NO = "no"
 OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
-DRAFTERS = ("model", "prompt_lookup")  # in the order of the table
-ENGINES = {  # that run a chain of a drafter: docs/certify.md
-    "model": "vLLM, llama.cpp",
-    "head": "vLLM (eagle3)",
-    "earliest": "vLLM (ngram)",
-    "latest": "vLLM, llama.cpp, by other matches",
-}
-RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
+RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}  # docs/certify.md
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
-Run = Mapping[str, Any]
+Run = Mapping[Any, Any]  # a method, by the columns of `analysis.decoding.speed.speed`
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,25 @@ class Advice:
     outcome: str  # draft, do not draft, not decided or not measured
     sentence: str  # the verdict, ready to quote
     beside: Sequence[str]  # sentences on faster methods that are not sure, and on relaxed rules
-    # the fastest lossless method of each drafter, the study's own first: a row of
-    # `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided
+    # the fastest lossless method of each drafter, the study's own first, then by speed: a row of
+    # `speeds` of `advise` with its `answer`: yes, no or not decided
     drafters: Sequence[Run] = ()
 
 
-def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
+def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
     """Return the engines that run each method; empty for trees, races and rules of no engine.
 
-    `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
+    `of_drafters` are the engines that run the chains of each drafter, by its name in `runs`.
     """
-    of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
-    return [
-        ""
-        if run["tree"] is not None or run["sampling"] == "races"
-        else of_drafter.get(run["drafter"], "")
-        if run["lossless"]
-        else RULE_ENGINES.get(str(run["rule"]).split()[0], "")
-        for run in runs.to_dict("records")
-    ]
+
+    def engine(run: Run) -> str:
+        if run["tree"] is not None or run["sampling"] == "races":
+            return ""
+        if run["lossless"]:
+            return of_drafters.get(run["drafter"], "")
+        return RULE_ENGINES.get(str(run["rule"]).split()[0], "")
+
+    return [engine(run) for run in runs.to_dict("records")]
 
 
 def advise(
@@ -70,19 +71,25 @@ def advise(
     drafter: str,
     speeds: pd.DataFrame | None,
     answers: pd.DataFrame | None = None,
-    margin: float = math.nan,
+    tolerated_loss: float = math.nan,
     busy: Sequence[str] = (),
     command: str = "",
     ratios: pd.DataFrame | None = None,
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
-    are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
-    `answers` of `paired_accuracy.losses`, None if none were scored, and `margin` the loss
-    that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
-    `command` runs the study, up to a stage's name; it is empty if no model can be run. `ratios` are
-    of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
+    Methods are compared at the lowest temperature at which an engine runs a lossless one.
+
+    Args:
+        target: its printed name.
+        drafter: the printed name of the study's own; empty without one.
+        speeds: of `analysis.decoding.speed.speed` with `engine`, that runs the method (`engines`),
+            and `drafter_title`, how a sentence calls its drafter; None if nothing was timed.
+        answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
+        tolerated_loss: the loss of right answers that they were compared with.
+        busy: signs of other work on the machine (`signs_of_load`).
+        command: that runs the study, up to a stage's name; empty if no model can be run.
+        ratios: of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
     """
     drafted = pd.DataFrame()
     if speeds is not None:
@@ -98,7 +105,8 @@ def advise(
     runnable = drafted["lossless"] & (drafted["engine"] != "")
     temperature = (drafted[runnable] if runnable.any() else drafted)["temperature"].min()
     runs = drafted[drafted["temperature"] == temperature].sort_values("speedup", ascending=False)
-    methods, prompts = runs.to_dict("records"), int(runs["prompts"].min())
+    methods = runs.to_dict("records")
+    prompts = int(runs["prompts"].min())
     lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
     relaxed = [run for run in methods if not run["lossless"]]
     best = _best(lossless)
@@ -107,22 +115,19 @@ def advise(
     beside = ["Not decided for relaxed rules either."] if relaxed else []
     if best is not None and not doubt:
         ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
-        beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
+        beside = [f"Faster, but not for sure: {_unsure(run)}." for run in ahead]
         sure = best if outcome == DRAFT else None
-        compared = _Compared(target, drafter, sure, _ratios_to(sure, relaxed, ratios))
-        beside += _relaxed(relaxed, compared, answers, margin, command)
-    of_drafters = [
-        own | {"answer": OPEN if doubt else _answer(own)}
-        for kind in DRAFTERS
-        if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
-    ]
+        compared = _Compared(target, sure, _ratios_to(sure, relaxed, ratios))
+        beside += _relaxed(relaxed, compared, answers, tolerated_loss, command)
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
     together = ""
     if len(methods) > 1 and prompts > 1:
         together = f"; intervals hold for all {len(methods)} timed methods at once"
-    verdict = _verdict(target, drafter, best, outcome, doubt)
+    verdict = _verdict(target, best, outcome, doubt)
     sentence = f"{verdict} ({_counted(prompts)}, {how}{together})."
-    return Advice(target, outcome, sentence, beside, of_drafters)
+    drafters = _fastest_of_drafters(lossless, drafter)
+    answered = [run | {"answer": OPEN if doubt else _answer(run)} for run in drafters]
+    return Advice(target, outcome, sentence, beside, answered)
 
 
 def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
@@ -131,41 +136,60 @@ def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
         return "no lossless method that an engine runs was timed"
     if prompts < FEW_PROMPTS:
         return f"{_counted(prompts)} of at least {FEW_PROMPTS} that are needed"
-    return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one" * bool(busy)
+    if busy:
+        return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one"
+    return ""
 
 
 def _counted(prompts: int) -> str:
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 
-def _verdict(target: str, drafter: str, best: Run | None, outcome: str, doubt: str) -> str:
+def _verdict(target: str, best: Run | None, outcome: str, doubt: str) -> str:
     """Return the verdict in words, without the prompts that it comes from."""
     if best is None:
         return f"Not decided for {target}: {doubt}"
-    name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
+    name = method_in_words(best)
+    speed = f"{speed_text(best)} as {target} alone"
     if outcome == DRAFT:
         same = "its distribution stays" if best["temperature"] else "the text stays"
         return f"Draft for {target} with {name}: {speed}, and {same} the same"
     if outcome == DO_NOT:
         fastest = f"{name}, the fastest lossless method"
         return f"Do not draft for {target} here: {fastest}, is only {speed}"
-    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best, drafter)
+    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best)
     return f"Not decided for {target}: {why}"
 
 
 def _answer(run: Run) -> str:
-    return YES if run["ci_low"] > 1 else NO if run["ci_high"] < 1 else OPEN
+    """Return whether a method is faster than the target alone."""
+    if run["ci_low"] > 1:
+        return YES
+    if run["ci_high"] < 1:
+        return NO
+    return OPEN
 
 
 def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the first method, of several by speed, that is surely faster, else may be, else is."""
+    """Return the fastest method that is surely faster; without one that may be; without one at all.
+
+    `runs` are in the order of their speed.
+    """
     ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
     return dict(ordered[0]) if ordered else None
 
 
-def _unsure(run: Run, drafter: str) -> str:
+def _fastest_of_drafters(lossless: Sequence[Run], drafter: str) -> list[dict[str, Any]]:
+    """Return the `_best` method of each drafter, the study's own first, then by speed."""
+    by_drafter: dict[str, list[Run]] = {}
+    for run in sorted(lossless, key=lambda run: run["drafter_title"] != drafter):
+        by_drafter.setdefault(run["drafter"], []).append(run)
+    return [fastest for runs in by_drafter.values() if (fastest := _best(runs)) is not None]
+
+
+def _unsure(run: Run) -> str:
     why = "is undefined" if math.isnan(run["ci_low"] + run["ci_high"]) else "contains 1"
-    return f"{method_in_words(run, drafter)} was {speed_text(run)}, and its interval {why}"
+    return f"{method_in_words(run)} was {speed_text(run)}, and its interval {why}"
 
 
 @dataclass(frozen=True)
@@ -173,7 +197,6 @@ class _Compared:
     """What relaxed rules are compared with: a method that is surely faster, or the target alone."""
 
     target: str
-    drafter: str
     lossless: Run | None
     ratios: Mapping[int, Run]  # speed of each relaxed run over that of `lossless`
 
@@ -181,7 +204,7 @@ class _Compared:
     def beaten(self) -> str:
         if self.lossless is None:
             return "not drafting"
-        return method_in_words(self.lossless, self.drafter)
+        return method_in_words(self.lossless)
 
     def is_faster(self, run: Run) -> bool:
         ends = run if self.lossless is None else self.ratios[run["run"]]
@@ -210,14 +233,16 @@ def _relaxed(
     relaxed: Sequence[Run],
     compared: _Compared,
     answers: pd.DataFrame | None,
-    margin: float,
+    tolerated_loss: float,
     command: str,
 ) -> list[str]:
     """Return sentences on the rules that are surely faster, or that there are none."""
     scored = [] if answers is None else answers.to_dict("records")
-    texts, offered = list[str](), set[str]()
+    texts: list[str] = []
+    offered: set[str] = set()
     for run in filter(compared.is_faster, relaxed):
-        name, speed = method_in_words(run, compared.drafter), compared.speed(run)
+        name = method_in_words(run)
+        speed = compared.speed(run)
         own = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
         right = "Its right answers were not measured"
         if own is not None:
@@ -225,7 +250,7 @@ def _relaxed(
                 f"{own['right']} of {own['items']} answers were right, {own['alone']} without it"
             )
             judged = "excluded" if own["within"] else "not excluded"
-            right += f"; a loss of {100 * margin:g} points is {judged}"
+            right += f"; a loss of {100 * tolerated_loss:g} points is {judged}"
         elif command:
             right += f": run `{command} stage=accuracy`"
         when = f"If the text may change, in {run['engine']}" if run["engine"] else "In no engine"
@@ -244,7 +269,7 @@ def _relaxed(
             )
     if relaxed and not texts:
         which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
-        fastest = f"{method_in_words(relaxed[0], compared.drafter)}, was"
+        fastest = f"{method_in_words(relaxed[0])}, was"
         texts = [
             f"No relaxed rule was measurably faster than {compared.beaten}. {which}, {fastest} "
             f"{compared.speed(relaxed[0])}."
@@ -252,17 +277,17 @@ def _relaxed(
     return texts
 
 
-def method_in_words(run: Run, drafter: str) -> str:
+def method_in_words(run: Run) -> str:
     """Return a method as a phrase.
 
-    >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
-    >>> method_in_words(run, "small")
+    >>> run = {"scheme": "additive (t = 0.1)", "drafter_title": "small", "draft_length": 4}
+    >>> method_in_words(run)
     'small under additive (t = 0.1; γ = 4)'
     """
-    scheme, length = run["scheme"], f"γ = {run['draft_length']}"
+    scheme = run["scheme"]
+    length = f"γ = {run['draft_length']}"
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    own = "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
-    return f"{own} under {with_length}"
+    return f"{run['drafter_title']} under {with_length}"
 
 
 def speed_text(run: Run) -> str:
@@ -273,5 +298,5 @@ def speed_text(run: Run) -> str:
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
     '1.130 [1.001, 1.185] times as fast'
     """
-    ends = run["speedup"], run["ci_low"], run["ci_high"]
-    return f"{interval_text(*ends, apart=[1], zero_width=True)} times as fast"
+    times = Estimate.read(run, "speedup", SPEEDUP_ENDS)
+    return f"{estimate_text(times, apart=[1], zero_width=True)} times as fast"

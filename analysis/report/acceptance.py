@@ -1,5 +1,5 @@
-"""The name that notebooks of version 1.0 import `analysis.report.drafter_tables` by."""
+"""The name that notebooks of version 1.0 import `analysis.report.drafter_figures` by."""
 
-from .drafter_tables import margin_figure
+from .drafter_figures import margin_figure
 
 __all__ = ["margin_figure"]

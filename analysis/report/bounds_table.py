@@ -1,27 +1,20 @@
-"""Certificates beside the paper's closed forms (`analysis.certificates.closed_forms`).
-
-They are compared over the steps whose certificate is exact and finite and whose first rejected
-token is stored.
-"""
+"""The table of certificates beside the paper's closed forms."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from ..certificates.closed_forms import closed_forms
+from ..certificates.bound_statistics import bound_statistics
 from ..rules import Rule
-from ..topk import Floats
 from .table import Table, concat_targets
 from .text import decimals, number_text, percent_text
 
 RuleSteps = tuple[Rule, pd.DataFrame]
-COMPARED_AT = 0.1  # nats: what is shown at one level is at the nearest to it
-NUMBERS = {  # columns of medians and of ratios: heading
+COMPARED_AT = 0.1  # nats: a table that shows one level shows the nearest to this
+NUMBERS = {  # columns of medians and of ratios: heading and number
     ("", "R"): "R",
     ("from below", "G(p₀, b)"): "value",
     ("from below", "G(p₀, θ)"): "threshold",
@@ -39,12 +32,9 @@ def compared_level(levels: Iterable[float]) -> float:
 
 
 def bounds_table(targets: Mapping[str, Iterable[RuleSteps]], eps: float) -> Table | None:
-    """Compare exact certificates with the closed forms; None where no rule has one.
-
-    At `eps`, in nats, the closed forms are turned round, and the certified steps are counted.
-    """
+    """Return the table of `bound_statistics` at eps, in nats; None without a closed form."""
     frames = [
-        (target, rule, _bound_rows(rule, steps, eps))
+        (target, rule, bound_statistics(rule, steps, eps))
         for target, items in targets.items()
         for rule, steps in items
     ]
@@ -72,60 +62,25 @@ def bounds_table(targets: Mapping[str, Iterable[RuleSteps]], eps: float) -> Tabl
     )
 
 
-def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Return the closed forms of a rule, and what they ask for, over its compared steps."""
-    compared = steps.dropna(subset=["certificate", "b"])
-    r = compared["certificate"].to_numpy()
-    rows: list[dict[str, Any]] = []
-    forms, conditions = closed_forms(rule, compared, eps)
-    for name, kind, values in forms:
-        above, below = (values, r) if kind == "upper" else (r, values)
-        usable = (below > 0) & (above > 0)
-        least = float(np.min(above[usable] / below[usable])) if any(usable) else math.nan
-        certified = math.nan if kind == "upper" else share(values > eps)
-        row: dict[str, Any] = {"median": median(values), "ratio": least, "certified": certified}
-        rows.append({"bound": name, "kind": kind, **row})
-    for condition in conditions:
-        certified = condition.met if len(r) else math.nan
-        row = {"asks": condition.asks, "level": condition.level, "certified": certified}
-        rows.append({"bound": condition.name, "kind": condition.kind, **row})
-    frame = pd.DataFrame(rows).assign(rule=rule.label, eps=eps, certificate=median(r))
-    frame = frame.assign(exact=share(r > eps), compared=len(r) / len(steps), steps=len(steps))
-    keys = ["rule", "bound", "kind", "median", "certificate", "ratio"]
-    return frame[[*keys, "eps", "asks", "level", "certified", "exact", "compared", "steps"]]
-
-
 def _printed(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the numbers that are printed of a rule's `bound_statistics`."""
     lower, upper, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "upper", "sufficient")
     )
-    theorem = [name for name in lower.index if not name.startswith("lemma")]
-    lower = lower.reindex(["lemma 4.5", "lemma 4.5 threshold form", *(theorem or [""])[:1]])
-    value, threshold, own = lower[["median", "ratio"]].to_dict("records")
+    theorems = [name for name in lower.index if not name.startswith("lemma")]
+    theorem_name = theorems[0] if theorems else ""
+    lower = lower.reindex(["lemma 4.5", "lemma 4.5 threshold form", theorem_name])
+    value, threshold, theorem = lower[["median", "ratio"]].to_dict("records")
     return {
         "R": frame["certificate"].iloc[0],
         "value": value["median"],
         "threshold": threshold["median"],
-        "theorem": own["median"],
+        "theorem": theorem["median"],
         "value_ratio": value["ratio"],
-        "theorem_ratio": own["ratio"],
+        "theorem_ratio": theorem["ratio"],
         "exact": frame["exact"].iloc[0],
         "asks": wanted["asks"].iloc[0],
         "certified": wanted["certified"].iloc[0],
         "upper": upper["median"].iloc[0],
         "ceiling": upper["median"].drop("lemma A.1", errors="ignore").iloc[-1],
     }
-
-
-def share(flags: np.ndarray) -> float:
-    """Return the share of (N,) flags that are set; NaN of none."""
-    return float(np.mean(flags)) if len(flags) else math.nan
-
-
-def median(values: Floats) -> float:
-    """Return the smallest value that half of the (N,) values do not exceed; NaN if there is none.
-
-    >>> median(np.array([3.0, 1.0, 2.0, 9.0]))
-    2.0
-    """
-    return float(np.quantile(values, 0.5, method="inverted_cdf")) if len(values) else math.nan

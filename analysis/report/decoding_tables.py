@@ -1,4 +1,4 @@
-"""Decoding with a drafter: acceptance, tokens per call, what depends on the clock, right answers.
+"""Tables of decoding with a drafter: acceptance, tokens per call, and what depends on the clock.
 
 `speeds` are the tables of `analysis.decoding.speed.speed`, one for each target, with the threshold
 `theta` of MARS.
@@ -6,21 +6,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from ..decoding import metrics, speed
 from ..decoding.metrics import Decoded
-from ..decoding.paired_accuracy import ALL, Answered, differing, losses
-from ..rules import Mars
-from ..statistics.bootstrap import Resampling
-from .mars_figures import thresholds_figure
-from .table import Section, Table, concat_targets, rows_by_method
-from .text import UNDEFINED, interval_text, number_text, percent_text
+from ..statistics.estimate import Estimate
+from .table import Table, rows_by_method
+from .text import UNDEFINED, estimate_text, estimate_texts, number_text, percent_text, speed_texts
 
 Speeds = Sequence[pd.DataFrame]
 NUMBERS = {  # of the speed table: heading, column, factor and decimals
@@ -47,28 +42,20 @@ def settings(data: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def intervals(data: pd.DataFrame, names: Iterable[str]) -> list[str]:
-    """Return the cells of a column and the two with the ends of its interval."""
-    return [interval_text(*ends) for ends in data[[*names]].to_numpy().tolist()]
+def decoding_table(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table:
+    """Return acceptance, tokens per call and what lossy rules give up, a row for each method.
 
-
-def speed_intervals(data: pd.DataFrame, names: Iterable[str]) -> list[str]:
-    """Return the cells of a speedup, whose ends have the digits that tell them from 1."""
-    rows = data[[*names]].to_numpy().tolist()
-    return [interval_text(*ends, unit="×", apart=[1]) for ends in rows]
-
-
-def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
-    """Return acceptance, tokens per call and the cost of lossy rules, a row a method."""
-    data = pd.concat([_acceptance(pair, statistics) for pair in decoded], ignore_index=True)
-    tokens = [f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high")]
+    `accepted` are the tables of `analysis.decoding.metrics.acceptance`, one for each target.
+    """
+    pairs = zip(decoded, accepted, strict=True)
+    data = pd.concat([metrics.with_differences(*pair) for pair in pairs], ignore_index=True)
     drafting = data["draft_length"] > 0
     columns: dict[str, Any] = {
         **settings(data),
         "a": [number_text(rate, 3) for rate in data["rate"]],
         "by position": data["by_position"],
         "drafted": data["drafted_per_call"].map(number_text),
-        "τ": intervals(data, tokens),
+        "τ": estimate_texts(Estimate.read(data, "tokens_per_call")),
         "closed form": data["closed_form"].where(drafting).map(number_text),
         "agreement": data["agreement"].map(percent_text),
         "nats given up": [number_text(nats, 4) for nats in data["nats_given_up"]],
@@ -86,29 +73,15 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     )
 
 
-def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
-    """Return `metrics.acceptance` with by_position, and of strict greedy differing, largest_gap."""
-    table = metrics.acceptance(pair, *statistics).assign(prompts=pair.prompts, target=pair.target)
-    rates = metrics.position_rates(pair.calls).groupby("run")["rate"]
-    texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
-    differences = metrics.first_differences(pair).groupby("run")["gap"]
-    counts = differences.size().reindex(metrics.greedy_runs(pair), fill_value=0)
-    return table.assign(
-        by_position=texts.reindex(table.index),
-        differing=counts.reindex(table.index),
-        largest_gap=differences.max().reindex(table.index),
-    )
-
-
 def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     """Return throughput, latency, costs of a call and memory."""
     pairs = zip(decoded, speeds, strict=True)
     data = pd.concat([table.assign(target=pair.target) for pair, table in pairs], ignore_index=True)
     columns: dict[Any, Any] = {("", name): cells for name, cells in settings(data).items()}
     columns["", "tokens/s"] = [number_text(rate, 1) for rate in data["tokens_per_second"]]
-    later = ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")
-    columns["speedup", "a token"] = speed_intervals(data, later)
-    columns["speedup", "S"] = speed_intervals(data, ["formula"])
+    later = Estimate.read(data, "tpot_speedup", speed.TPOT_ENDS)
+    columns["speedup", "a token"] = speed_texts(later)
+    columns["speedup", "S"] = [estimate_text(Estimate(s), unit="×") for s in data["formula"]]
     for heading, (name, factor, digits) in NUMBERS.items():
         columns[heading] = [number_text(factor * x, digits) for x in data[name].astype(float)]
     return Table(
@@ -128,25 +101,22 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
 
     The layouts are those of Tables 1 and 2 of MARS (arXiv 2601.15498).
     """
-    sources = sorted({source for pair in decoded for source in pair.data["source"]})
-    frames = []
-    for pair, table in zip(decoded, speeds, strict=True):
-        whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
-        parts = [*(_of_source(pair, source) for source in sources), whole]
-        runs = pair.runs[["method", "draft_length", "temperature"]]
-        runs = runs.assign(prompts=pair.prompts, agreement=table["agreement"])
-        frames += [
-            runs.join(part).reset_index(names="run").assign(target=pair.target, source=source)
-            for source, part in zip([*sources, "all"], parts, strict=True)
-        ]
-    data = pd.concat(frames, ignore_index=True)
-    whole = data[data["source"] == "all"]
+    sources = sorted({source for pair in decoded for source in pair.answers["source"]})
+    data = pd.concat(
+        [
+            speed.speeds_by_source(pair, table, sources)
+            for pair, table in zip(decoded, speeds, strict=True)
+        ],
+        ignore_index=True,
+    )
+    whole = data[data["source"] == speed.ALL]
     columns: dict[Any, Any] = {("", name): cells for name, cells in settings(whole).items()}
-    for source in [*sources, "all"] if len(sources) > 1 else ["all"]:
+    for source in [*sources, speed.ALL] if len(sources) > 1 else [speed.ALL]:
         part = data[data["source"] == source]
-        columns[source, "speedup"] = speed_intervals(part, ["speedup", "ci_low", "ci_high"])
+        times = Estimate.read(part, "speedup", speed.SPEEDUP_ENDS)
+        columns[source, "speedup"] = speed_texts(times)
         columns[source, "τ"] = part["tau"].map(number_text)
-    columns["all", "agreement"] = whole["agreement"].map(percent_text)
+    columns[speed.ALL, "agreement"] = whole["agreement"].map(percent_text)
     return Table(
         "decoding_comparison",
         "Methods compared",
@@ -157,95 +127,3 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         data,
         rows_by_method(whole, columns),
     )
-
-
-def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
-    """Return speedup and τ of every run on the prompts of a source; NaN if it has none."""
-    prompts = decoded.data.loc[decoded.data["source"] == source, "prompt_id"].unique()
-    if not len(prompts):
-        return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=decoded.runs.index)
-    data, answers, calls = (
-        table[table["prompt_id"].isin(prompts)]
-        for table in (decoded.data, decoded.answers, decoded.calls)
-    )
-    whole = speed.throughput(replace(decoded, data=data, answers=answers), 1, 0.5, 0)
-    tau = calls.groupby("run")["emitted"].mean()
-    return whole[["speedup"]].assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
-
-
-def accuracy_sections(
-    drafter: str,
-    answered: Sequence[Answered],
-    tables: Sequence[pd.DataFrame],
-    margin: float,
-    confidence: float,
-) -> list[Section]:
-    """Return the section on answers, and that of timed results, from `accuracy` of every target."""
-    title = f"Right answers when decoding with {drafter}"
-    swept = []
-    for table in tables:
-        totals = table[table["task"] == ALL]
-        theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
-        swept.append(totals.assign(theta=theta))
-    figure = thresholds_figure([pair.target for pair in answered], swept, "accuracy")
-    shown = [accuracy_table(answered, tables, margin, confidence)]
-    return [
-        Section(title, shown, [f"{tasks_sentence(pair)}." for pair in answered]),
-        Section(f"{title}: speed", [figure], timed=True),
-    ]
-
-
-def accuracy_table(
-    answered: Sequence[Answered], tables: Sequence[pd.DataFrame], margin: float, confidence: float
-) -> Table:
-    """Return the accuracy of every method by task and over all, paired with the target alone."""
-    data = concat_targets(
-        (pair.target, table.assign(decided=table["run"].map(losses(table)["decision"])))
-        for pair, table in zip(answered, tables, strict=True)
-    ).drop(columns="speedup")
-    alone = data["drafter"] == "none"  # compared with itself
-    paired = data[["difference", "difference_ci_low", "difference_ci_high"]].mask(alone)
-    changes = data["lost"].astype(str) + ", " + data["won"].astype(str)
-    decided = data["decided"].astype(object).where(data["task"] == ALL)
-    columns: dict[str, Any] = {
-        **settings(data),
-        "items": data["items"].map(str),
-        "right": data["accuracy"].map(percent_text),
-        "lost, won": changes.mask(alone, UNDEFINED),
-        "difference": [
-            interval_text(*ends, digits=1, apart=[-100 * margin, 0])
-            for ends in (100 * paired).to_numpy().tolist()
-        ],
-        "p": [number_text(p, 3) for p in data["p_value"].mask(alone)],
-        "decided": decided.fillna(UNDEFINED),
-        "recovery": [number_text(share, 3) for share in data["recovery"]],
-        "changed": data["changed"].map(percent_text),
-        "nats given up": [number_text(nats, 4) for nats in data["nats_given_up"]],
-        "τ": data["tokens_per_call"].map(number_text),
-    }
-    rows = ["task", "method"] if len(data["task"].unique()) > 1 else ["method"]
-    return Table(
-        "accuracy_losses",
-        "What a method costs in right answers",
-        "Lost, won: items that only the target, or only the method, answers right. Difference in "
-        f"points with its {100 * confidence:g} % interval, paired by item (Agresti and Min); p: "
-        "McNemar's exact test. Decided: a loss is excluded where the interval lies above minus "
-        f"{100 * margin:g} points, accuracy falls where it lies below 0. After Table 2 of MARS.",
-        data,
-        rows_by_method(data, columns, rows),
-    )
-
-
-def tasks_sentence(pair: Answered) -> str:
-    """Return a line with a target's tasks, and the answers that exact methods changed."""
-    items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
-    text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
-    if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
-        return text
-    changed = differing(pair).query("exact").to_dict("records")
-    text += f"; methods that must not change answers changed {len(changed) or 'none'}"
-    where = ", ".join(
-        f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
-        for row in changed
-    )
-    return f"{text}: {where}" if changed else text

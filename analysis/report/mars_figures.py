@@ -11,21 +11,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from ..decoding.logit_ratios import BELOW, FIRST, REJECTED, SECOND, THRESHOLD, top_two
 from ..decoding.metrics import Decoded
+from ..decoding.speed import SPEEDUP_ENDS
+from ..statistics.estimate import interval_columns
 from . import style
 from .table import Figure
-from .text import limits, percent_text
+from .text import percent_text
 
-THRESHOLD = 0.9  # of the logit ratio, the default of MARS
-OTHER, FIRST = "ratio below the threshold", "above, accepted at rank 1"
-SECOND, REJECTED = "above, accepted at rank 2 (relaxed)", "above, rejected"
-OUTCOMES = {
-    OTHER: (style.GREY, 3),
+POINTS = {  # colour and size, by outcome
+    BELOW: (style.GREY, 3),
     FIRST: (style.PURPLE, 5),
     REJECTED: (style.VERMILION, 5),
     SECOND: (style.GREEN, 7),
 }
-RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
+RATIO = "logit ratio z₂/z₁"
+PROBABILITY_RATIO = "probability ratio p₂/p₁"
 SCATTERS = (  # columns and names of x and y
     ("z1", "z2", "z₁", "z₂"),
     ("p1", "p2", "p₁", "p₂"),
@@ -74,7 +75,7 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
 def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
     for axis, (x, y, x_name, y_name) in zip(axes, SCATTERS, strict=True):
         for outcome, part in steps.groupby("outcome", observed=True):
-            colour, size = OUTCOMES[str(outcome)]
+            colour, size = POINTS[str(outcome)]
             axis.scatter(part[x], part[y], s=size, color=colour, linewidths=0, label=outcome,
                          rasterized=True)  # fmt: skip
         axis.set(xlabel=x_name, ylabel=y_name)
@@ -90,29 +91,17 @@ def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
                  transform=axes[2].transAxes)  # fmt: skip
 
 
-def top_two(trajectory: pd.DataFrame) -> pd.DataFrame:
-    """Return the two largest logits and probabilities of steps, their ratios, and the outcome."""
-    z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
-    p1 = np.exp(-trajectory["top_surprisal"].to_numpy(np.float64))
-    ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
-    rank, low = trajectory["draft_rank"].to_numpy(), ratio > THRESHOLD
-    outcome = np.select([~low, rank == 1, rank == 2], [OTHER, FIRST, SECOND], REJECTED)
-    return pd.DataFrame({
-        "z1": z1, "z2": z2, "p1": p1, "p2": p1 * np.exp(z2 - z1), "ratio": ratio,
-        "probability_ratio": np.exp(z2 - z1), "outcome": pd.Categorical(outcome, list(OUTCOMES)),
-    })  # fmt: skip
-
-
 def thresholds_figure(
     targets: Sequence[str], frames: Sequence[pd.DataFrame], quality: str
 ) -> Figure | None:
     """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
 
-    Frames have a row a method: method, draft_length, temperature, theta (NaN of other rules),
-    speedup, and the quality (accuracy, or agreement with the baseline), each with its interval if
-    it has one.
+    Each target's frame has a row for each method: method, draft_length, temperature, theta (NaN of
+    other rules), speedup, and the quality, which is accuracy, or agreement with the target alone;
+    and their intervals, if they have any.
     """
-    keys, swept = ["draft_length", "temperature", "scheme"], []
+    keys = ["draft_length", "temperature", "scheme"]
+    swept = []
     for frame in frames:
         mars = frame[frame["theta"].notna()]
         schemes = [title.partition(")")[2] for title in mars["method"]]  # behind the rule's title
@@ -132,7 +121,7 @@ def thresholds_figure(
                 drawn = {**style.POINTS, "color": colour, "linestyle": dashes, "elinewidth": 0.7}
                 drawn["label"] = f"γ = {gamma}, T = {t:g}{scheme}"
                 for axis, of in zip(panels, (quality, "speedup"), strict=True):
-                    ends = ("ci_low", "ci_high") if of == "speedup" else limits(of)
+                    ends = SPEEDUP_ENDS if of == "speedup" else interval_columns(of)
                     values = group.reindex(columns=[of, *ends]).to_numpy(float).T
                     axis.errorbar(group["theta"], values[0], style.error_bars(*values), **drawn)
             style.percent(panels[0], "y")

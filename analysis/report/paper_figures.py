@@ -11,18 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from ..acceptance.target import Target
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ..statistics.bootstrap import survival
 from ..topk import Floats
 from . import style
-from .results import Target
 from .table import Figure
 from .text import percent_text
 
 PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"color": style.GREY, "linewidth": 3.2, "zorder": 1.5}
-GRID_POINTS, SHADED = 600, 4  # curves that all have a band
+GRID_POINTS = 600
+SHADED = 4  # curves, at most, that all have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 BAND = "Shaded: pointwise intervals over prompts (of more than four curves, the first and last)."
 SHOWN: Mapping[int, tuple[type[Rule], str, str]] = {  # beside strict greedy, the reference
@@ -99,7 +100,8 @@ def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
     @style.styled
     def draw() -> Drawing:
         limit = 1.06 * max(rule.ceiling for rule in rules)
-        grid, columns = np.linspace(0, limit, GRID_POINTS), 4 if len(targets) > 1 else 2
+        grid = np.linspace(0, limit, GRID_POINTS)
+        columns = 4 if len(targets) > 1 else 2
         legend_rows = -(-len(rules) // columns) if len(rules) > 1 else 0
         drawing, axes = _panels([target.label for target in targets], legend_rows)
         for axis, target in zip(axes, targets, strict=True):

@@ -7,7 +7,7 @@ Table 4 where it has a limit m on ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -19,7 +19,7 @@ from .results import Results
 from .table import Table, cells_to_grid
 from .text import decimals, number_text, percent_text, run_text, symbol
 
-HEADS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}  # of the statistics shown
+HEADS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}  # of the statistics
 FAMILIES = {  # of Table 3: heading and parameter
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
@@ -41,14 +41,14 @@ def table1(results: Results) -> Table:
     data = results["top"]
     rows = zip(data["target"], data["k"], data["statistic"], strict=True)
     cells = [number_text(value, 3) for value in data["value"]]
-    shown = cells_to_grid(data, "k", ["target", "statistic"], cells)
+    grid = cells_to_grid(data, "k", ["target", "statistic"], cells)
     return Table(
         "table1",
         "Table 1: probability of the k most probable tokens",
         "Distribution of the top-k cumulative target probability p₁ + ... + pₖ over decoding "
         f"steps, where pᵢ is the i-th largest target probability. {_few_note(data)}".strip(),
         data.assign(published=[printed(*row) for row in rows]),
-        shown.rename(columns=HEADS, level="statistic"),
+        grid.rename(columns=HEADS, level="statistic"),
     )
 
 
@@ -71,21 +71,23 @@ def table3(results: Results) -> Table | None:
     if all(rule.own for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
-    of = [results.rules[label] for label in data["rule"]]
-    families = [FAMILIES.get(type(rule), (OWN, "")) for rule in of]
-    settings = {
-        rule.label: f"{symbol(name)} = {rule.parameters[name]:g}" if name else rule.title
-        for rule, (_, name) in zip(of, families, strict=True)
-    }
-    keyed = data.assign(family=[family for family, _ in families])
-    shown = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
+    families: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    for rule in rules:
+        family, parameter = FAMILIES.get(type(rule), (OWN, ""))
+        families[rule.label] = family
+        settings[rule.label] = rule.title
+        if parameter:
+            settings[rule.label] = f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
+    keyed = data.assign(family=data["rule"].map(families))
+    grid = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
         "Sensitivity of additive and multiplicative certificates to the threshold parameters: 5th "
         f"percentile over decoding steps, in nats. {_notes(results, data)}".strip(),
         data,
-        shown.rename(index=settings, level="rule").rename_axis(index=["", "Parameter"]),
+        grid.rename(index=settings, level="rule").rename_axis(index=["", "Parameter"]),
     )
 
 
@@ -112,24 +114,27 @@ def table4(results: Results) -> Table | None:
 
 def run_length_table(results: Results, index: int) -> Table:
     """Tables 5 and 6, then 8 and up: certifiable run lengths of target number `index`, from 0."""
-    target, number = results.targets[index], index + (5 if index < 2 else 6)
+    target = results.targets[index]
+    number = index + (5 if index < 2 else 6)
     means = results.select("certificates", target=target, statistic="mean").set_index("rule")
-    data = with_censored(results.select("runs", target=target))
+    data = with_censored(results.select("run_lengths", target=target))
     data = data.join(means[["empty", "inexact"]], on="rule")
-    rows = zip(data["rule"], data["eps"], data["estimator"], strict=True)
-    published = [
-        run_text(value) if wording == "per_call" and not math.isnan(value) else ""
-        for value, wording in (
-            (printed(target, results.rules[label], eps), wording) for label, eps, wording in rows
-        )
-    ]
-    shown = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
-    shown = pd.concat([shown[shown["estimator"] == estimator] for estimator in WORDINGS])
-    keyed = shown.assign(
-        wording=shown["estimator"].map(WORDINGS), above="ε", at=[f"{eps:g}" for eps in shown["eps"]]
+    published = []
+    for label, eps, estimator in zip(data["rule"], data["eps"], data["estimator"], strict=True):
+        value = printed(target, results.rules[label], eps)
+        is_printed = estimator == "per_call" and not math.isnan(value)
+        published.append(run_text(value) if is_printed else "")
+    printed_rows = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
+    printed_rows = pd.concat(
+        [printed_rows[printed_rows["estimator"] == estimator] for estimator in WORDINGS]
     )
-    cells = map(run_text, shown["value"], shown["censored"])
-    printed_cells = cells_to_grid(keyed, ["wording", "rule"], ["above", "at"], cells)
+    keyed = printed_rows.assign(
+        wording=printed_rows["estimator"].map(WORDINGS),
+        above="ε",
+        at=[f"{eps:g}" for eps in printed_rows["eps"]],
+    )
+    cells = map(run_text, printed_rows["value"], printed_rows["censored"])
+    grid = cells_to_grid(keyed, ["wording", "rule"], ["above", "at"], cells)
     return Table(
         f"table{number}",
         f"Table {number}: certifiable acceptance length, {target}",
@@ -139,9 +144,7 @@ def run_length_table(results: Results, index: int) -> Table:
         "end (from a random position at most (n + 1)/2 of n ≤ 100 tokens); >100: above the paper's "
         "cap.",
         data.assign(published=published),
-        printed_cells.rename(index=results.names, level="rule").rename_axis(
-            index=["", "Criterion"]
-        ),
+        grid.rename(index=results.titles, level="rule").rename_axis(index=["", "Criterion"]),
     )
 
 
@@ -165,15 +168,11 @@ def _of_table2(results: Results) -> list[Rule]:
 
     Where a study has none of the paper's settings of a family, or of any, it shows those it has.
     """
-    paper = {type(rule) for rule in results.certified_rules if rule in TABLE2}
-    families = (
-        {type(rule) for rule in TABLE2} if paper else {type(r) for r in results.certified_rules}
-    )
-    return [
-        rule
-        for rule in results.certified_rules
-        if rule in TABLE2 or rule.own or type(rule) in families - paper
-    ]
+    rules = results.certified_rules
+    in_paper = {type(rule) for rule in rules if rule in TABLE2}
+    families = {type(rule) for rule in (TABLE2 if in_paper else rules)}
+    missing = families - in_paper
+    return [rule for rule in rules if rule in TABLE2 or rule.own or type(rule) in missing]
 
 
 def _of_table3(results: Results) -> list[Rule]:
@@ -199,8 +198,9 @@ def _without_m(rule: Rule) -> str:
 
 
 def _certificates(
-    results: Results, rules: Sequence[Rule], statistics: Sequence[str]
+    results: Results, rules: Sequence[Rule], statistics: Iterable[str]
 ) -> pd.DataFrame:
+    """Return the rows of the certificates of some rules, with the paper's numbers."""
     keys = [(t, rule.label, x) for t in results.targets for rule in rules for x in statistics]
     frame = results["certificates"].set_index(["target", "rule", "statistic"])
     data = frame.loc[keys].reset_index()
@@ -211,11 +211,13 @@ def _certificates(
 
 def _texts(results: Results, data: pd.DataFrame) -> list[str]:
     """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there."""
-    digits, rules = data.groupby("statistic")["value"].agg(decimals), results.rules
-    return [
-        number_text(min(value, rules[label].ceiling), digits[of]) + "*" * (value == math.inf)
-        for label, of, value in data[["rule", "statistic", "value"]].to_numpy().tolist()
-    ]
+    digits = data.groupby("statistic")["value"].agg(decimals)
+    cells = []
+    for label, statistic, value in zip(data["rule"], data["statistic"], data["value"], strict=True):
+        finite = min(value, results.rules[label].ceiling)
+        mark = "*" if value == math.inf else ""
+        cells.append(number_text(finite, digits[statistic]) + mark)
+    return cells
 
 
 def _notes(results: Results, data: pd.DataFrame) -> str:
@@ -246,14 +248,18 @@ def _statistics_table(
     results: Results, name: str, title: str, caption: str, rules: Sequence[Rule]
 ) -> Table:
     """Return all statistics, and the shares of exact and empty certificates where there are any."""
-    data = _certificates(results, rules, list(HEADS))
-    cells = data.assign(cell=_texts(results, data), statistic=data["statistic"].replace(HEADS))
-    means = cells[cells["statistic"] == HEADS["mean"]]
+    data = _certificates(results, rules, HEADS)
+    grid = cells_to_grid(data, "rule", ["target", "statistic"], _texts(results, data))
+    means = data[data["statistic"] == "mean"]
+    statistics = list(HEADS)
     for head, shares, usual in (("exact", 1 - means["inexact"], 1), ("empty", means["empty"], 0)):
         if (shares != usual).any():
-            texts = [percent_text(share) for share in shares]
-            cells = pd.concat([cells, means.assign(statistic=head, cell=texts)])
-    cells = pd.concat([cells[cells["target"] == target] for target in results.targets])
-    shown = cells_to_grid(cells, "rule", ["target", "statistic"], cells["cell"])
-    shown = shown.rename(index=results.names).rename_axis(index="Criterion")
-    return Table(name, title, f"{caption}{_notes(results, data)}".strip(), data, shown)
+            of_head = means.assign(statistic=head)
+            cells = map(percent_text, shares)
+            grid = grid.join(cells_to_grid(of_head, "rule", ["target", "statistic"], cells))
+            statistics.append(head)
+    order = pd.MultiIndex.from_product([results.targets, statistics], names=grid.columns.names)
+    grid = grid[order]
+    grid = grid.rename(index=results.titles).rename(columns=HEADS, level="statistic")
+    grid = grid.rename_axis(index="Criterion")
+    return Table(name, title, f"{caption}{_notes(results, data)}".strip(), data, grid)

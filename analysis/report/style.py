@@ -20,7 +20,8 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a page's text
+COLUMN = 3.25  # inches: the width of a column
+TEXT = 6.75  # inches: the width of a page's text
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "text.parse_math": False,  # names of models and rules are printed literally, $ included

@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..statistics.estimate import Estimate, interval_columns
 from .style import LEGEND_ROW, LINES, POINTS, RULED, error_bars, grid, legend, styled
-from .text import limits, symbol
+from .text import symbol
 
 PANELS = {  # label of the y axis: its statistics and their printed names
     "certificate (nats)": {
@@ -54,7 +55,8 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     statistics = [name for name in NAMES if name in table]
     if "target" not in table or not swept or not statistics or table.empty:
         return None
-    targets, kinds = table["target"].unique(), _kinds(table, swept)
+    targets = table["target"].unique()
+    kinds = _kinds(table, swept)
     if kinds:
         rows = [[name] for name in SELECTED if name in statistics][:2] or [statistics[:1]]
         groups = {
@@ -63,7 +65,8 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
         }
     else:
         rows = [[name for name in names if name in statistics] for names in PANELS.values()]
-        rows, groups = [names for names in rows if names], {"": table}
+        rows = [names for names in rows if names]
+        groups = {"": table}
     figure, axes = grid(len(rows), list(map(str, targets)))
     for line, names in zip(axes, rows, strict=True):
         curves: Curves = {
@@ -100,19 +103,20 @@ def _kinds(table: pd.DataFrame, swept: Sequence[str]) -> list[str]:
 
 def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
     every = pd.concat([part[key] for part, _ in curves.values()])
-    numeric, names = pd.api.types.is_numeric_dtype(every), list(every.unique())
+    numeric = pd.api.types.is_numeric_dtype(every)
+    names = list(every.unique())
     for at, (label, (part, statistic)) in enumerate(curves.items()):
-        values, (color, style) = part[part["target"] == target], LINES[at % len(LINES)]
+        values = part[part["target"] == target]
+        color, style = LINES[at % len(LINES)]
         if numeric:
             values = values.sort_values(key)
             x = values[key]
         else:
             x = values[key].map(names.index) + DODGE * ((at + 0.5) / len(curves) - 0.5)
         drawn: dict[str, Any] = {"color": color, "linestyle": style if numeric else "none"}
-        low, high = limits(statistic)
         bars = None
-        if {low, high} <= set(values):
-            bars = error_bars(values[statistic], values[low], values[high])
+        if set(interval_columns(statistic)) <= set(values):
+            bars = error_bars(*Estimate.read(values, statistic))
         y = values[statistic].astype(float)  # NaN where a point has no value
         axis.errorbar(x, y, bars, **drawn, **POINTS, label=label, elinewidth=0.7)
     axis.set_xlabel(_in_words(key))

@@ -1,7 +1,7 @@
-"""What a report shows: tables, figures, and sections of both, each with its caption.
+"""What a report consists of: tables and figures with their captions, and sections of both.
 
-A table has its numbers twice: `data`, tidy, for the CSV file, and `shown`, as text, for LaTeX and
-HTML. The functions that return tables format each column in one way (`analysis.report.text`).
+A table has its numbers twice: `data`, tidy, for the CSV file, and `cells`, as text, for LaTeX and
+HTML. `analysis.report.text` formats them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Table:
     caption: str  # at most three lines of plain text
     data: pd.DataFrame  # tidy numbers, as written to the CSV file
     # the cells as text. The name of its (last) index level is the heading of the first column
-    shown: pd.DataFrame
+    cells: pd.DataFrame
 
     def html(self) -> str:
         """Return the table in HTML, of class `printed`; its texts are escaped."""
@@ -90,12 +90,12 @@ class Table:
 
     @property
     def _headed(self) -> pd.DataFrame:
-        """`shown` with the heading of its first column in the last row of the header."""
-        shown = self.shown.where(self.shown.notna(), UNDEFINED)
-        above = [None] * (shown.columns.nlevels - 1)
-        shown.columns = shown.columns.set_names([*above, shown.index.names[-1] or ""])
-        shown.index = shown.index.set_names([None] * shown.index.nlevels)
-        return shown
+        """`cells` with the heading of its first column in the last row of the header."""
+        cells = self.cells.where(self.cells.notna(), UNDEFINED)
+        above = [None] * (cells.columns.nlevels - 1)
+        cells.columns = cells.columns.set_names([*above, cells.index.names[-1] or ""])
+        cells.index = cells.index.set_names([None] * cells.index.nlevels)
+        return cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +168,13 @@ def cells_to_grid(
     """
 
     def in_order(names: str | list[str]) -> pd.Index:
-        once = data[[names] if isinstance(names, str) else names].drop_duplicates()
-        return pd.Index(once[names]) if isinstance(names, str) else pd.MultiIndex.from_frame(once)
+        if isinstance(names, list):
+            return pd.MultiIndex.from_frame(data[names].drop_duplicates())
+        once: pd.Index = pd.Index(data[names].drop_duplicates())
+        return once
 
-    shown = data.assign(cell=list(cells)).pivot(index=rows, columns=columns, values="cell")
-    return shown.reindex(index=in_order(rows), columns=in_order(columns))
+    grid = data.assign(cell=list(cells)).pivot(index=rows, columns=columns, values="cell")
+    return grid.reindex(index=in_order(rows), columns=in_order(columns))
 
 
 def rows_by_method(
@@ -182,10 +184,12 @@ def rows_by_method(
 
     Rows have the names that the columns `rows` give, below that of the target if there are several.
     """
-    levels = [*(["target"] if len(data["target"].unique()) > 1 else []), *rows]
+    levels = list(rows)
+    if len(data["target"].unique()) > 1:
+        levels = ["target", *levels]
     names = pd.MultiIndex.from_frame(data[levels]).set_names(levels[-1].capitalize(), level=-1)
-    shown = pd.DataFrame({heading: list(cells) for heading, cells in columns.items()})
-    return shown.set_axis(names if len(levels) > 1 else names.get_level_values(0))
+    table = pd.DataFrame({heading: list(cells) for heading, cells in columns.items()})
+    return table.set_axis(names if len(levels) > 1 else names.get_level_values(0))
 
 
 def concat_targets(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:

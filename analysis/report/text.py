@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Decimal
+from typing import Any
+
+import pandas as pd
 
 from ..statistics.bootstrap import FEW_PROMPTS
+from ..statistics.estimate import Estimate
 
 CAP = 100.0  # tokens; the paper prints ">100" above it
 UNDEFINED = "–"
@@ -30,9 +34,9 @@ def number_text(value: float, digits: int = 2) -> str:
 
 
 def decimals(values: Iterable[float], most: int = 5) -> int:
-    """Return the decimals with which a column of numbers is printed, from 3 to `most`.
+    """Return with how many decimals a column of numbers is printed, from 3 to `most`.
 
-    The least positive number of the column shows two digits, if `most` allows.
+    They show two digits of the smallest positive number of the column, if `most` allows.
 
     >>> decimals([0.438, 0.0187]), decimals([0.438, 0.00276]), decimals([math.inf, 0.0])
     (3, 4, 3)
@@ -74,7 +78,7 @@ def at_least(text: str, censored: bool) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share in percent with one decimal, which tells it from 0 and from 100 %.
+    """Return a share in percent with one decimal; only 0 and 1 are printed as 0 and 100 %.
 
     >>> percent_text(0.123), percent_text(0.99999), percent_text(1e-5), percent_text(math.nan)
     ('12.3 %', '> 99.9 %', '< 0.1 %', '–')
@@ -86,22 +90,15 @@ def percent_text(share: float) -> str:
     return UNDEFINED if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def mark_of(column: str) -> str:
-    """Return the name of the flag that a length in `column` is a lower bound.
+def share_texts(data: pd.DataFrame, digits: Mapping[str, int]) -> list[str]:
+    """Return the value of each row of a tidy frame as text: shares in percent.
 
-    >>> mark_of("value"), mark_of("length")
-    ('censored', 'length_censored')
+    Statistics in `digits` are no shares, and have this number of decimals.
     """
-    return "censored" if column == "value" else f"{column}_censored"
-
-
-def limits(column: str) -> tuple[str, str]:
-    """Return the names of the columns with a statistic's interval over prompts.
-
-    >>> limits("value"), limits("mean")
-    (('ci_low', 'ci_high'), ('mean_ci_low', 'mean_ci_high'))
-    """
-    return ("ci_low", "ci_high") if column == "value" else (f"{column}_ci_low", f"{column}_ci_high")
+    return [
+        number_text(value, digits[statistic]) if statistic in digits else percent_text(value)
+        for statistic, value in zip(data["statistic"], data["value"], strict=True)
+    ]
 
 
 def few_notes(prompts: Iterable[int]) -> list[str]:
@@ -117,33 +114,40 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
     ]
 
 
-def interval_text(
-    value: float,
-    low: float = math.nan,
-    high: float = math.nan,
+def estimate_text(
+    estimate: Estimate,
     *,
     digits: int = 2,
     unit: str = "",
+    percent: bool = False,
     apart: Sequence[float] = (),
     zero_width: bool = False,
 ) -> str:
     """Return a number with its unit, and with its interval if it has a width, or `zero_width`.
 
-    `apart` are values at which something is decided: an end that is not there is printed with so
-    many digits that it does not look as if it were.
+    `percent`: it is a share, printed in percent with one decimal. `apart` are values at which
+    something is decided: an end that is not there is printed with so many digits that it does not
+    look as if it were.
 
-    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0), interval_text(1.2, unit="×")
-    ('1.20 [1.10, 1.30]', '1.00', '1.20×')
-    >>> interval_text(1.087, 1.0042, 1.171, apart=[1]), interval_text(1.1, 1.0, 1.2, apart=[1])
-    ('1.087 [1.004, 1.171]', '1.10 [1.00, 1.20]')
+    >>> estimate_text(Estimate(1.204, 1.1, 1.3)), estimate_text(Estimate(1.0, 1.0, 1.0), unit="×")
+    ('1.20 [1.10, 1.30]', '1.00×')
+    >>> estimate_text(Estimate(0.653, 0.627, 0.679), percent=True)
+    '65.3 % [62.7, 67.9]'
+    >>> estimate_text(Estimate(1.087, 1.0042, 1.171), apart=[1])
+    '1.087 [1.004, 1.171]'
     """
-    digits = _deciding_digits((low, high), apart, digits)
-    text = number_text(value, digits)
-    if not math.isnan(value):
+    value, low, high = estimate
+    if percent:
+        text = percent_text(value)
+        ends = [number_text(100 * end, 1) for end in (low, high)]
+    else:
+        digits = _deciding_digits((low, high), apart, digits)
+        text = number_text(value, digits)
+        ends = [number_text(end, digits) for end in (low, high)]
+    if unit and not math.isnan(value):
         text += unit
-    if low < high or (zero_width and low == high):
-        text += f" [{number_text(low, digits)}, {number_text(high, digits)}]"
-    return text
+    has_interval = low <= high if zero_width else low < high
+    return f"{text} [{', '.join(ends)}]" if has_interval else text
 
 
 def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) -> int:
@@ -155,3 +159,13 @@ def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) 
         if all(number_text(end, digits) != number_text(at, digits) for end, at in pairs)
     )
     return next(enough, MOST_DIGITS)
+
+
+def estimate_texts(estimates: Estimate, **form: Any) -> list[str]:
+    """Return the `estimate_text` of each row of estimates that are columns, (N,) each."""
+    return [estimate_text(Estimate(*row), **form) for row in zip(*estimates, strict=True)]
+
+
+def speed_texts(speedups: Estimate) -> list[str]:
+    """Return the cells of speedups, whose ends have the digits that tell them from 1."""
+    return estimate_texts(speedups, unit="×", apart=[1])

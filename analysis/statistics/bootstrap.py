@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..topk import Floats, TopK
+from .estimate import Estimate
 
 Flags = NDArray[np.bool_]
 Integers = NDArray[np.intp]
@@ -77,8 +78,8 @@ class PromptBootstrap:
     """Resamples of prompts with replacement, shared by all statistics.
 
     Attributes:
-        prompts: (N,) index of the prompt of each step, 0 .. P-1; of its answer, where `clusters`
-            puts answers together.
+        prompt_index: (N,) the answer each step belongs to, 0 .. P-1; without `clusters` each
+            answer is its own prompt.
         steps: (P,) number of steps of each.
         count: number of prompts.
         weights: (B, C) multiplicity of each prompt in each of B resamples. Of more than
@@ -89,7 +90,7 @@ class PromptBootstrap:
 
     def __init__(
         self,
-        prompts: Integers,
+        prompt_index: Integers,
         resamples: int,
         confidence: float,
         seed: int,
@@ -97,11 +98,11 @@ class PromptBootstrap:
     ) -> None:
         """Draw B = `resamples` resamples; intervals have the given `confidence`.
 
-        `prompts` (N,) is the prompt, or answer, of each step, 0 .. P-1, none without one;
-        `clusters` (P,) the prompt that each answer belongs to, None if each is alone.
+        `prompt_index` (N,) is the answer each step belongs to, 0 .. P-1, each with a step;
+        `clusters` (P,) the prompt each answer belongs to; without it each answer is its own prompt.
         """
-        self.prompts = np.asarray(prompts, dtype=np.intp)
-        self.steps = np.bincount(self.prompts)
+        self.prompt_index = np.asarray(prompt_index, dtype=np.intp)
+        self.steps = np.bincount(self.prompt_index)
         cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
         self.count = int(cluster.max()) + 1
         most = max(ALWAYS_DRAWN, MOST_WEIGHTS // resamples)
@@ -132,9 +133,7 @@ class PromptBootstrap:
             sums[(self.weights @ endless.astype(np.float64)) > 0] = np.inf
         return sums.reshape(-1, *np.shape(per_prompt)[1:])
 
-    def ratio(
-        self, above: Numbers, below: Numbers, empty: float = math.nan
-    ) -> tuple[Any, Any, Any]:
+    def ratio(self, above: Numbers, below: Numbers, empty: float = math.nan) -> Estimate:
         """Return ratios of sums over all prompts, and the two ends of their intervals, (...) each.
 
         `above` and `below` are the (P, ...) sums of each prompt; `empty` stands where `below` is 0.
@@ -147,14 +146,13 @@ class PromptBootstrap:
             return result
 
         low, high = self.interval(quotient(self.sums(above), self.sums(below)))
-        return quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high
+        return Estimate(quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high)
 
-    def ratio_interval(
-        self, counted: Counted, among: Counted | None = None
-    ) -> tuple[Any, Any, Any]:
+    def ratio_interval(self, counted: Counted, among: Counted | None = None) -> Estimate:
         """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
-        over = np.bincount(self.prompts, counted)
-        return self.ratio(over, self.steps if among is None else np.bincount(self.prompts, among))
+        above = np.bincount(self.prompt_index, counted)
+        below = self.steps if among is None else np.bincount(self.prompt_index, among)
+        return self.ratio(above, below)
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
         """Return the expanded percentile interval of (B, ...) draws along their first axis.
@@ -190,7 +188,7 @@ class PromptBootstrap:
         blocks = -(-size // block)
         never = self.weights.shape[1]  # drawn: the owner of the padding
         owner = np.full(blocks * block, never)
-        owner[:size] = self._cluster[self.prompts[order]]
+        owner[:size] = self._cluster[self.prompt_index[order]]
         weights = np.column_stack([self.weights, np.zeros(len(self.weights))])
         cell = owner * blocks + np.arange(len(owner)) // block
         content = np.bincount(cell, minlength=(never + 1) * blocks).reshape(-1, blocks)
@@ -206,6 +204,12 @@ class PromptBootstrap:
         steps = np.cumsum(weights[np.arange(len(weights))[:, None, None], inside], axis=2)
         offset = np.sum(before[:, :, None] + steps < wanted[:, :, None], axis=2)
         return point, ordered[block_index * block + offset]
+
+    def quantile_interval(self, values: Floats, share: float = 0.5) -> Estimate:
+        """Return the quantile of (N,) values at a share, with its interval."""
+        points, draws = self.quantiles(values, [share])
+        low, high = self.interval(draws)
+        return Estimate(float(points[0]), float(low[0]), float(high[0]))
 
 
 def simultaneous(
@@ -250,33 +254,27 @@ def quantile_rank(level: float | Floats, count: int | NDArray[np.generic]) -> In
     return np.asarray(np.maximum(ranks, 1))
 
 
-def summarise(
-    values: Floats, ceiling: float, bootstrap: PromptBootstrap
-) -> dict[str, dict[str, float]]:
-    """Return mean, median, p5 and p25 of (N,) certificates, each as value, ci_low and ci_high.
+def summarise(values: Floats, ceiling: float, bootstrap: PromptBootstrap) -> dict[str, Estimate]:
+    """Return mean, median, p5 and p25 of (N,) certificates, with their intervals.
 
     In means the rule's ceiling replaces +inf, an empty rejection region; quantiles may be +inf.
     """
     mean = bootstrap.ratio_interval(np.where(np.isinf(values), ceiling, values))
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
-    ends = {"mean": mean}
-    ends |= zip(QUANTILES, zip(points, *bootstrap.interval(draws), strict=True), strict=True)
-    return {
-        name: dict(zip(("value", "ci_low", "ci_high"), map(float, end), strict=True))
-        for name, end in ends.items()
-    }
+    lows, highs = bootstrap.interval(draws)
+    quantiles = map(Estimate, points.tolist(), lows.tolist(), highs.tolist())
+    return {"mean": Estimate(*map(float, mean)), **dict(zip(QUANTILES, quantiles, strict=True))}
 
 
-def survival(
-    values: Floats, levels: Floats, bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats, Floats]:
+def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Estimate:
     """Return the share of (N,) values strictly above each of (G,) increasing levels.
 
     With its pointwise interval over prompts; (G,) each.
     """
     below = np.searchsorted(levels, values, side="left")  # number of levels below each value
-    width, size = len(levels) + 1, len(bootstrap.steps)
-    counts = np.bincount(bootstrap.prompts * width + below, minlength=size * width)
+    width = len(levels) + 1
+    size = len(bootstrap.steps)
+    counts = np.bincount(bootstrap.prompt_index * width + below, minlength=size * width)
     above = np.cumsum(counts.reshape(size, width)[:, ::-1], axis=1)[:, -2::-1]
     return bootstrap.ratio(above, bootstrap.steps[:, None])
 

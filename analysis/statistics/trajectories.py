@@ -1,13 +1,13 @@
-"""Trajectories among the steps of a study: their bounds and verification calls.
+"""Trajectories (answers) among the steps of a study: where they begin and end, and their calls.
 
-Prefill emits the first token of a trajectory, so the first draft is for the second token. A
-verification call drafts up to gamma tokens, accepts those before the first rejected one, and emits
-one more token of the target, which no rule tests. So a call ends at a rejected step, after a fully
-accepted draft, or at the end of the trajectory.
+Prefill emits the first token of a trajectory, so the first draft is for the second token. A call
+drafts up to gamma tokens, accepts those before the first rejected one, and emits one more token of
+the target, which no rule tests. So a call ends at a rejected step, after a draft that was accepted
+whole, or at the end of the trajectory.
 
 The token at draft position i is judged at depth i, where a head has read i - 1 of its own guesses.
-Beyond the deepest measured depth, that depth is used. A language model drafts the same token at
-every depth.
+Positions beyond the deepest measured depth are judged at that depth. A language model drafts the
+same token at every depth.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers
 
-# A length is a lower bound if trajectories' ends cut more than this share of its segments: long_run
-# then exceeds per_call by more than a ninth.
+# A length is a lower bound if the ends of trajectories cut more than this share of its segments
 CENSORED = 0.1
 
 
@@ -30,7 +29,7 @@ class Trajectories:
     """The bounds of each prompt's trajectory among the steps; lengths may differ."""
 
     starts: Integers  # (P,) index of the first step of each trajectory
-    prompts: Integers  # (N,) index of the trajectory of each step
+    prompt_index: Integers  # (N,) the trajectory of each step
 
     @classmethod
     def from_positions(cls, position: NDArray[np.integer]) -> Trajectories:
@@ -41,19 +40,19 @@ class Trajectories:
         """
         position = np.asarray(position)
         starts = np.flatnonzero(position == 0)
-        prompts = np.cumsum(position == 0) - 1
+        prompt_index = np.cumsum(position == 0) - 1
         if len(position) == 0 or position[0] != 0:
             raise ValueError("the first step must be step 0 of its trajectory")
-        if not np.array_equal(position, np.arange(len(position)) - starts[prompts]):
+        if not np.array_equal(position, np.arange(len(position)) - starts[prompt_index]):
             raise ValueError(
                 "the steps of a trajectory must be in order and without a gap: 0, 1, 2, ..."
             )
-        return cls(starts, prompts)
+        return cls(starts, prompt_index)
 
     @property
     def ends(self) -> Integers:
         """(P,) index after the last step of each trajectory."""
-        return np.append(self.starts[1:], len(self.prompts))
+        return np.append(self.starts[1:], len(self.prompt_index))
 
     def total(self, values: Flags | Integers) -> Integers:
         """Return the (P,) sums of (N,) flags or integers over the steps of each trajectory."""
@@ -64,7 +63,7 @@ class Trajectories:
 class Calls(NamedTuple):
     """Verification calls along trajectories, C in all."""
 
-    prompts: Integers  # (C,) index of the trajectory of each call
+    prompt_index: Integers  # (C,) the trajectory of each call
     tested: Integers  # (C,) tested tokens: the accepted ones and the rejected one
     accepted: Integers  # (C,) accepted tokens
     # (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends
@@ -92,7 +91,7 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
     >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
     [[2, 2], [2, 1], [3, 2]]
     """
-    ends = trajectories.ends[trajectories.prompts]
+    ends = trajectories.ends[trajectories.prompt_index]
     ahead = _accepted_ahead(np.atleast_2d(accepted), ends)
     if draft_length is not None:
         ahead = np.minimum(ahead, draft_length)
@@ -104,10 +103,10 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
         begin = after[after < ends[begin]]
         begins.append(begin)
     begin = np.sort(np.concatenate(begins))
-    taken, left = ahead[begin], ends[begin] - begin
-    emitted = np.minimum(taken + 1, left)
+    accepted_tokens = ahead[begin]
+    emitted = np.minimum(accepted_tokens + 1, ends[begin] - begin)
     tested = emitted if draft_length is None else np.minimum(emitted, draft_length)
-    return Calls(trajectories.prompts[begin], tested, taken, emitted)
+    return Calls(trajectories.prompt_index[begin], tested, accepted_tokens, emitted)
 
 
 def count_calls(
@@ -115,17 +114,19 @@ def count_calls(
 ) -> CallCounts:
     """Return the number of `calls_along` each trajectory.
 
-    If `accepted` marks the steps that are certain to be accepted at every depth, the result is the
-    most calls that any drafter can cause: a further rejection ends a call earlier, and from an
-    earlier step on there are no fewer calls. If a step is accepted at some depths only, this holds
-    nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
-    1 but not deeper.
+    If `accepted` marks the steps that are certain to be accepted at every depth, no drafter needs
+    more calls: a further rejection ends a call earlier, and a call that begins earlier is followed
+    by no fewer calls. Where a step is accepted at some depths only, this can be off by a little: a
+    call that ends earlier may let the next one begin at a step that is accepted at depth 1 but not
+    deeper.
     """
-    found, size = calls_along(accepted, trajectories, draft_length), len(trajectories.starts)
+    calls = calls_along(accepted, trajectories, draft_length)
+    is_cut = calls.emitted == calls.accepted
+    size = len(trajectories.starts)
     return CallCounts(
-        np.bincount(found.prompts, minlength=size),
-        trajectories.ends - trajectories.starts - 1,
-        np.bincount(found.prompts[found.emitted == found.accepted], minlength=size),
+        calls=np.bincount(calls.prompt_index, minlength=size),
+        tokens=trajectories.ends - trajectories.starts - 1,
+        cut=np.bincount(calls.prompt_index[is_cut], minlength=size),
     )
 
 

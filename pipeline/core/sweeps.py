@@ -16,7 +16,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
+from analysis.report.text import UNDEFINED, at_least, few_notes
+from analysis.statistics.estimate import censored_column, interval_columns
 from pipeline.core.errors import DamagedError, PipelineError, terminal
 from pipeline.core.files import read_json, slug, write_json, write_whole
 from pipeline.core.stage import Artifact, Json, Task
@@ -135,7 +136,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     if "method" in names:  # which names the rule as well
         names.pop("rule", None)
-    beside = {end for name in names for end in (*limits(name), mark_of(name))}
+    beside = {end for name in names for end in (*interval_columns(name), censored_column(name))}
     columns = []
     for name in names:
         values = [row.get(name) for row in rows]
@@ -151,7 +152,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
             "nothing can be rejected (the ceiling stands for them), inexact: known as an interval, "
             "whose lower end counts"
         )
-    if any(limits(name)[0] in names for name in shown):
+    if any(interval_columns(name)[0] in names for name in shown):
         print("In brackets: intervals over prompts (statistics.confidence).")
     for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
         print(note)
@@ -163,9 +164,9 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     if not isinstance(value, float):
         return UNDEFINED if value is None else str(value)
     text = UNDEFINED if math.isnan(value) else f"{value:.4g}"
-    low, high = (row.get(end) for end in limits(name))
+    low, high = (row.get(end) for end in interval_columns(name))
     interval = f" [{low:.4g}, {high:.4g}]" if low is not None and low < high else ""
-    return at_least(text, bool(row.get(mark_of(name)))) + interval
+    return at_least(text, bool(row.get(censored_column(name)))) + interval
 
 
 def collect(directory: Path) -> int:

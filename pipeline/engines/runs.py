@@ -22,8 +22,9 @@ from scipy.stats import norm
 
 from analysis.decoding.draft_length import best_length, costs_by_length, drafting_pass_cost
 from analysis.decoding.speed import LEAST_VERIFY_RATIO, speed_bootstrap, speedups
-from analysis.report.text import interval_text
+from analysis.report.text import estimate_text
 from analysis.statistics.bootstrap import Resampling
+from analysis.statistics.estimate import Estimate
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
@@ -104,8 +105,8 @@ class Speed(NamedTuple):
         if math.isnan(self.low):
             return f"{self.times:.2f} times"
         unit = " times, roughly" if self.rough else " times"
-        ends = self.low, self.high
-        return interval_text(self.times, *ends, unit=unit, apart=[1], zero_width=True)
+        times = Estimate(self.times, self.low, self.high)
+        return estimate_text(times, unit=unit, apart=[1], zero_width=True)
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
@@ -207,7 +208,7 @@ def _speeds(base: Run, runs: Sequence[Run], statistics: Resampling) -> tuple[str
                 pages[i] = _roughly(pages[i], (base.page.requests, run.page.requests), z)
         return "sums of the pages, prefill left out", pages
     speeds = []
-    for row, of_page, run in zip(of_answers.tolist(), pages, runs, strict=True):
+    for row, of_page, run in zip(np.transpose(of_answers).tolist(), pages, runs, strict=True):
         cost = of_page.cost
         if math.isnan(cost):
             cost = _cost_from_speed(run.counts, row[0])
@@ -303,8 +304,8 @@ def gain(base: Counts, run: Counts) -> Speed:
     return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
 
 
-def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np.ndarray | None]:
-    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends."""
+def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, Estimate | None]:
+    """Return the clock that all runs have of each answer, and the (R - 1,) speeds."""
     answers = [run.answers for run in runs]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
     sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
@@ -314,8 +315,8 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = speed_bootstrap(len(prompts), *statistics)
-        ends = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
-        return f"{words}, {len(prompts)} prompts", ends[1:]
+        speeds = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
+        return f"{words}, {len(prompts)} prompts", Estimate(*(numbers[1:] for numbers in speeds))
     return "", None
 
 

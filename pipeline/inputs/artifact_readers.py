@@ -65,7 +65,7 @@ def resampled(
         prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
         number = {prompt: at for at, prompt in enumerate(dict.fromkeys(prompts))}
         clusters = np.array([number[prompt] for prompt in prompts])
-    return trajectories, PromptBootstrap(trajectories.prompts, *statistics, clusters=clusters)
+    return trajectories, PromptBootstrap(trajectories.prompt_index, *statistics, clusters=clusters)
 
 
 def read_steps(artifact: Artifact) -> Steps:

@@ -41,8 +41,13 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         "rule": [None if method.rule is None else method.rule.label for method in methods],
         "tree": [run.get("shape") for run in facts["runs"]],
     }
-    files = {"answers": "timings/runs", "spans": "timings/calls", "passes": "timings/passes"}
-    files |= {name: name for name in ("data", "calls", "trajectory", "levels", "contexts")}
+    files = {
+        "answers": "data",
+        "answer_seconds": "timings/runs",
+        "call_seconds": "timings/calls",
+        "passes": "timings/passes",
+        **{name: name for name in ("calls", "trajectory", "levels", "contexts")},
+    }
     tables = {name: artifact.read(file).to_pandas() for name, file in files.items()}
     return Decoded(
         target,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits, mark_of
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.estimate import Estimate, censored_column
 from pipeline.core.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
@@ -67,7 +67,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )
     chosen = judge_soundly(pair.pair, prompts, steps, rules)
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
+    bootstrap = PromptBootstrap(steps.trajectories.prompt_index, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
     parts = [finite_share(steps, bootstrap)]
     sampled = drafts.facts["sampled_temperature"]
@@ -121,7 +121,7 @@ def position_rows(judgement: Judgement, steps: Steps) -> Iterator[Json]:
 
     calls = calls_along(judgement.accepted_by_depth, steps.trajectories, LONGEST)
     prompts = len(steps.trajectories.starts)
-    counts = PositionCounts.of_calls(prompts, calls.prompts, calls.tested, calls.accepted)
+    counts = PositionCounts.of_calls(prompts, calls.prompt_index, calls.tested, calls.accepted)
     for answer, (tested, accepted) in enumerate(
         zip(counts.tested.tolist(), counts.accepted.tolist(), strict=True)
     ):
@@ -178,11 +178,10 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:
             name = SUMMARY[row["statistic"]]
-            ends = (row["value"], row["ci_low"], row["ci_high"])
-            rows[row["rule"]] |= dict(zip((name, *limits(name)), ends, strict=True))
+            rows[row["rule"]] |= Estimate.read(row).columns(name)
             if row["statistic"].endswith("_per_call"):
                 # without a call, as of answers of one token, there is no share of cut calls
-                rows[row["rule"]][mark_of(name)] = (row["cut"] or 0.0) > CENSORED
+                rows[row["rule"]][censored_column(name)] = (row["cut"] or 0.0) > CENSORED
     return list(rows.values())
 
 

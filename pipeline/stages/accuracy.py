@@ -225,7 +225,7 @@ def score_answer(
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding.paired_accuracy import ALL, accuracy, losses
-    from analysis.report.text import limits
+    from analysis.statistics.estimate import interval_columns
     from pipeline.inputs.decoded_artifacts import read_answered
 
     runtime = _runtime(task)
@@ -238,9 +238,9 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         loss=[decisions.get(run, "") for run in answered.runs.index],
     )
     shown = ["target", "rule", "method", "draft_length", "temperature", "items", "accuracy"]
-    shown += [*limits("accuracy"), "lost", "won", "difference", *limits("difference"), "p_value"]
-    shown += ["changed", "nats_given_up", "tokens_per_call", *limits("tokens_per_call"), "speedup"]
-    shown += ["loss"]
+    shown += [*interval_columns("accuracy"), "lost", "won"]
+    shown += ["difference", *interval_columns("difference"), "p_value", "changed", "nats_given_up"]
+    shown += ["tokens_per_call", *interval_columns("tokens_per_call"), "speedup", "loss"]
     return [dict(zip(shown, row, strict=True)) for row in rows[shown].itertuples(index=False)]
 
 

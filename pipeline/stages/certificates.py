@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits
 from pipeline.core.columns import STEP, Column, numbers
 from pipeline.core.stage import Json, Stage, Task
 from pipeline.settings.criteria import rules_of
@@ -66,8 +65,8 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         row: Json = {"target": task.runtime.label, "rule": rule.label}
         row |= {"steps": len(lower), "prompts": bootstrap.count}
         values = np.where(empty, rule.ceiling, lower)
-        for name, ends in summarise(values, rule.ceiling, bootstrap).items():
-            row |= dict(zip((name, *limits(name)), ends.values(), strict=True))
+        for name, estimate in summarise(values, rule.ceiling, bootstrap).items():
+            row |= estimate.columns(name)
         row |= {"empty": float(np.mean(empty)), "inexact": float(np.mean(lower < upper))}
         rows.append(row)
     return rows

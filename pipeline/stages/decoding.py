@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits
+from analysis.statistics.estimate import interval_columns
 from pipeline.core.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.core.stage import Json, Stage, Task
 from pipeline.core.timings import Asked, distinct
@@ -274,17 +274,17 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     target, *drafter = (model.settings.label for model in task.runtime.models)
     decoded = read_decoded(target, "".join(drafter), artifact)
     speeds = speed.throughput(decoded, *task.runtime.statistics)
-    ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
-    ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
+    ends = dict(zip(speed.SPEEDUP_ENDS, interval_columns("speedup"), strict=True))
+    ends |= dict(zip(speed.TPOT_ENDS, interval_columns("tpot_speedup"), strict=True))
     rows = metrics.acceptance(decoded, *task.runtime.statistics)
     rows = rows.join(speeds.rename(columns=ends))
-    rows = rows.assign(target=target, prompts=decoded.prompts)
+    rows = rows.assign(target=target, prompts=decoded.n_prompts)
     shown = ["target", "rule", "prompts", "method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
-        shown += [name, *limits(name)]
+        shown += [name, *interval_columns(name)]
     shown += ["agreement", "nats_given_up", "tokens_per_second"]
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
-        shown += [name, *limits(name)]
+        shown += [name, *interval_columns(name)]
     return [dict(zip(shown, row, strict=True)) for row in rows[shown].itertuples(index=False)]
 
 

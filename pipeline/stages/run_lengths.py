@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits, mark_of
+from analysis.statistics.estimate import censored_column, interval_columns
 from pipeline.core.columns import COUNTED, CUT, INTERVAL, Column, numbers
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
 from pipeline.settings.criteria import rules_of
@@ -52,10 +52,10 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule and eps: the length a call of the target."""
     from analysis.statistics.trajectories import CENSORED
 
-    names = ["value", *limits("value"), "prompts"]
+    names = ["value", *interval_columns("value"), "prompts"]
     return [
         {"target": task.label, **{name: row[name] for name in ("rule", "eps", "estimator", *names)}}
-        | {mark_of("value"): bool(row["cut"] > CENSORED)}
+        | {censored_column("value"): bool(row["cut"] > CENSORED)}
         for row in artifact.read().to_pylist()
         if row["estimator"] == "per_call"
     ]

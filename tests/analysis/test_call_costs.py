@@ -30,15 +30,16 @@ def test_counts_are_those_of_the_calls_by_prompt():
     accepted = rng.random(60) < 0.7
     position = np.tile(np.arange(20), 3)
     calls = calls_along(accepted, Trajectories.from_positions(position), LONGEST)
-    found = PositionCounts.of_calls(3, calls.prompts, calls.tested, calls.accepted)
+    found = PositionCounts.of_calls(3, calls.prompt_index, calls.tested, calls.accepted)
     tested, taken = acceptance_by_position(calls.tested, calls.accepted)
     width = len(tested)
     assert found.tested.sum(0)[:width].tolist() == tested.tolist()
     assert found.accepted.sum(0)[:width].tolist() == taken.tolist()
     assert not found.tested[:, width:].any()
-    first = calls.prompts == 0
+    first = calls.prompt_index == 0
     assert found.tested[0, 0] == np.sum(calls.tested[first] >= 1)
-    assert found.calls.tolist() == np.bincount(calls.prompts).tolist() == found.drafting.tolist()
+    of_prompts = np.bincount(calls.prompt_index).tolist()
+    assert found.calls.tolist() == of_prompts == found.drafting.tolist()
 
 
 def test_a_prompt_without_calls_keeps_its_place():

@@ -83,6 +83,10 @@ def made():
     return Decoded("large", "small", RUNS, data, calls, answers, spans, trajectory, size, rules)
 
 
+def speeds(decoded):
+    return speed.speed(decoded, decoding.acceptance(decoded, *STATISTICS), *STATISTICS)
+
+
 def test_acceptance_is_pooled_over_tested_tokens():
     found = decoding.acceptance(made(), *STATISTICS)
     assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
@@ -101,10 +105,10 @@ def test_acceptance_is_pooled_over_tested_tokens():
     assert found["closed_form"].iloc[:2].tolist() == pytest.approx([1, (3 * 1.96 + 1.6 + 1) / 5])
     # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
     assert found["nats_given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
-    data = made().data.assign(  # pooled over the longer of two answers
+    data = made().answers.assign(  # pooled over the longer of two answers
         n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
     )
-    pooled = decoding.acceptance(replace(made(), data=data), *STATISTICS)["agreement"]
+    pooled = decoding.acceptance(replace(made(), answers=data), *STATISTICS)["agreement"]
     assert pooled.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
     rates = decoding.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
@@ -134,12 +138,12 @@ def test_a_run_is_compared_with_the_target_alone_in_the_same_race():
     seconds = np.array([[1.0, 4.0, 9.0, 1.0, 3.0, 0.5]] * 2)
     families = [[3, 4], [5]]
     found = speed.speedups(seconds, np.ones((2, 6)), decoded.baselines(), families, bootstrap)
-    assert found[:, 0] == pytest.approx([1, 1, 1, 4, 3, 2])
+    assert found.value == pytest.approx([1, 1, 1, 4, 3, 2])
 
 
 def test_answers_that_part_are_found_with_their_gaps():
     one = made()
-    one.data.loc[2, "common_prefix"] = 2
+    one.answers.loc[2, "common_prefix"] = 2
     shown = ["run", "prompt_id", "position", "gap"]
     assert decoding.first_differences(one)[shown].to_numpy().tolist() == [[1, "a", 2, 5.0]]
     assert decoding.first_differences(replace(one, runs=one.runs.assign(rule=None))).empty
@@ -147,11 +151,11 @@ def test_answers_that_part_are_found_with_their_gaps():
 
 def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights():
     one = made()
-    answers = one.answers.assign(
+    answers = one.answer_seconds.assign(
         begin_seconds=[0.0, 0.0, 0.5, 0.25, 0.0, 0.0],
         peak_bytes=[5000.0, 5000.0, 5040.0, 5030.0, 5010.0, 5000.0],
     )
-    changed = replace(one, answers=answers)
+    changed = replace(one, answer_seconds=answers)
     gained = speed.token_gaps(changed, 1) - speed.token_gaps(one, 1)
     assert np.flatnonzero(gained).tolist() == [0, 5]  # 3 + 1 + 1 tokens of answer a come before
     assert gained[[0, 5]] == pytest.approx([0.5, 0.25])
@@ -159,7 +163,7 @@ def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights():
 
 
 def test_speed_and_costs():
-    table = speed.speed(made(), 20, 0.9, 0)
+    table = speeds(made())
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
     assert table["rho"].iloc[1] == pytest.approx(0.1)
     assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
@@ -170,8 +174,8 @@ def test_speed_and_costs():
     # eight tokens an all come after a first one, and 20 ms of each answer before it
     assert table["tpot"].tolist()[:2] == pytest.approx([0.010, (5 * 0.012 + 7 * 0.001) / 8])
     assert table["tpot_speedup"].tolist()[:2] == pytest.approx([1.0, 0.080 / 0.067])
-    data = made().data.assign(n_tokens=lambda rows: rows["n_tokens"] + rows["run"])
-    longer = speed.throughput(replace(made(), data=data), 20, 0.9, 0)
+    data = made().answers.assign(n_tokens=lambda rows: rows["n_tokens"] + rows["run"])
+    longer = speed.throughput(replace(made(), answers=data), 20, 0.9, 0)
     for name, pace in (("speedup", longer["per_token"]), ("tpot_speedup", longer["tpot"])):
         assert longer[name].tolist() == pytest.approx((pace[0] / pace).tolist())
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
@@ -182,14 +186,15 @@ def test_speed_and_costs():
 
 
 def test_a_busy_machine_shows_in_gaps_in_verifications_faster_than_a_pass_and_in_waiting():
-    table = speed.speed(made(), 20, 0.9, 0)
+    table = speeds(made())
     assert speed.signs_of_load(table) == []
     # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
     busy = made()
-    busy.spans.loc[busy.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
+    busy.call_seconds.loc[busy.call_seconds["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
     shares = np.array([1.0, 0.89, 0.2])  # of the time the processor worked
-    busy.answers["processor_seconds"] = busy.answers["seconds"] * shares[busy.answers["run"]]
-    found = speed.speed(busy, 20, 0.9, 0)
+    answers = busy.answer_seconds
+    answers["processor_seconds"] = answers["seconds"] * shares[answers["run"]]
+    found = speeds(busy)
     np.testing.assert_allclose(found["processor_share"], shares, rtol=1e-15)
     waiting, gap, verification = speed.signs_of_load(found)
     assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
@@ -243,7 +248,7 @@ def test_the_formulas_at_their_ends_and_beside_what_was_measured():
     assert decoding.formula_length(0.0, 0.0) == decoding.formula_length(0.0, 0.1) == 0
     # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one
     assert decoding.formula_speedup(0.9, 5, 0.5) < decoding.formula_speedup(0.75, 5, 0.02)
-    table = speed.speed(made(), 20, 0.9, 0)
+    table = speeds(made())
     assert table.loc[0, ["formula", "formula_length"]].isna().all()  # the target alone
     for run in (1, 2):
         a, gamma, rho = table.loc[run, ["rate", "draft_length", "rho"]]
@@ -265,7 +270,7 @@ def of_speeds(seconds, *kinds):
             "n_tokens": 1,
         }
     )
-    return replace(made(), runs=frame, data=cells, answers=cells)
+    return replace(made(), runs=frame, answers=cells, answer_seconds=cells)
 
 
 def test_a_relaxed_run_is_compared_with_each_lossless_one_pair_by_pair():

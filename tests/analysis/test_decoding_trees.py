@@ -9,15 +9,9 @@ import pytest
 
 from analysis.decoding.decoded_trees import entropies, judged_levels, rates, tree_runs
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.report.tree_tables import (
-    FIXED,
-    LEAST,
-    bound_curves,
-    predicted_curves,
-    tree_curves,
-    trees,
-    trees_figure,
-)
+from analysis.decoding.tree_curves import FIXED, LEAST, bound_curves, predicted_curves, tree_curves
+from analysis.report.tree_figure import trees_figure
+from analysis.report.tree_tables import trees_table
 from analysis.rules import Tree
 from analysis.trees.topology import batch, sequence, symmetric, tree_tokens_per_call
 
@@ -102,7 +96,8 @@ def test_chains_have_a_level_a_token():
     one = made()
     calls = pd.DataFrame({"run": [1, 1, 1], "tested": [2, 0, 3], "accepted": [1, 0, 3]})
     runs = one.runs.assign(tree=None)
-    found = judged_levels(Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 3, {}, {}))
+    empty = [pd.DataFrame()] * 3
+    found = judged_levels(Decoded("t", "d", runs, one.answers, calls, *empty, {}, {}))
     assert found.to_numpy().tolist() == [
         [1, 1, 1, 1], [1, 2, 1, 0], [1, 1, 1, 1], [1, 2, 1, 1], [1, 3, 1, 1],
     ]  # fmt: skip
@@ -140,7 +135,7 @@ def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound():
     assert found.loc["ERSS, T = 1", "entropy_upper"] == pytest.approx(upper)
     theorem = (math.log(100) + math.log(4)) / 0.7
     assert found.loc["GSS, T = 1", "theorem"] == pytest.approx(theorem)
-    table, _ = trees([one], STATISTICS)
+    table = trees_table([one], [tree_runs(one, *STATISTICS)])
     rows = table.data.set_index("run")
     assert rows.loc[[1, 3], "entropy"].tolist() == pytest.approx([0.7, 0.7])
     assert rows.loc[3, "theorem"] == pytest.approx(theorem)
@@ -160,7 +155,7 @@ def test_gains_are_drawn_over_the_gaps_that_were_decoded():
 
 def test_the_table_has_what_was_measured_predicted_and_bounded():
     one = made()
-    table, _ = trees([one], STATISTICS)
+    table = trees_table([one], [tree_runs(one, *STATISTICS)])
     rows = table.data.set_index("run")
     assert rows.loc[3, "acceptance"] == "0.65 0.0875 0"
     assert rows.loc[3, ["nodes", "levels"]].tolist() == [3, 1]
@@ -174,6 +169,7 @@ def test_the_table_has_what_was_measured_predicted_and_bounded():
     )
     runs = pd.DataFrame([one.runs.iloc[0].to_dict(), chain])
     calls = one.calls[one.calls["run"] == 1]
-    found, _ = trees([replace(one, runs=runs, calls=calls, levels=levels)], STATISTICS)
+    changed = replace(one, runs=runs, calls=calls, levels=levels)
+    found = trees_table([changed], [tree_runs(changed, *STATISTICS)])
     shown = found.data.iloc[0]
     assert (shown["first_level"], shown["later_levels"]) == (0.5, 1.0)

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.report.mars_figures import ratios_figure, thresholds_figure, top_two
+from analysis.acceptance.target import Target
+from analysis.decoding.logit_ratios import top_two
+from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import survival_figure
-from analysis.report.results import Target
 from analysis.report.style import render
 from analysis.rule_config import expand
 from analysis.statistics.bootstrap import PromptBootstrap

@@ -9,25 +9,18 @@ import pytest
 
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
+from analysis.acceptance.target import Target
+from analysis.acceptance.target_statistics import part_statistics
 from analysis.decoding.verdict import Advice
-from analysis.report.drafter_tables import (
-    acceptance_table,
-    depth_table,
-    part_statistics,
-    parts_table,
-)
-from analysis.report.headline_tables import (
-    EPSILONS,
-    SHARE,
-    log_advice,
-    methods_table,
-    relax_table,
-    settings_table,
-    verdict_text,
-)
-from analysis.report.results import EPS, FATES, Results, Target, median_answer
+from analysis.report.answers import FATES, median_answer
+from analysis.report.drafter_tables import acceptance_table, depth_table
+from analysis.report.headline_tables import methods_table, relax_table
+from analysis.report.parts_table import parts_table
+from analysis.report.results import LEVEL, Results
+from analysis.report.settings_table import EPSILONS, SHARE, settings_table
 from analysis.report.table import concat_targets
 from analysis.report.text import number_text, percent_text
+from analysis.report.verdict_text import log_advice, verdict_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
@@ -58,7 +51,13 @@ def timed(drafter, **given):
     ends = {"rate": 0.5, "rate_ci_low": 0.4, "rate_ci_high": 0.6, "tokens_per_call": 1.8}
     ends |= {"tokens_per_call_ci_low": 1.7, "tokens_per_call_ci_high": 1.9}
     ends |= {"speedup": 1.2, "ci_low": 1.1, "ci_high": 1.3}
-    row = {"drafter": drafter, "rule": "greedy", "scheme": "strict greedy", "draft_length": 4}
+    row = {
+        "drafter": drafter,
+        "drafter_title": "D",
+        "rule": "greedy",
+        "scheme": "strict greedy",
+        "draft_length": 4,
+    }
     return {**row, "answer": "yes", "engine": "vLLM", **ends, **given}
 
 
@@ -80,8 +79,8 @@ def test_a_family_shows_one_rule_in_the_middle_with_its_right_answers():
     scores = {"B": pd.DataFrame([{"rule": "mars theta=0.9", "right": 7, "items": 9, "alone": 8}])}
     table = relax_table(results(), [], scores)
     titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
-    assert table.shown.loc["A"].index.tolist() == titles
-    assert table.shown["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
+    assert table.cells.loc["A"].index.tolist() == titles
+    assert table.cells["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
 
 
 def test_settings_certify_what_is_claimed():
@@ -128,7 +127,7 @@ def test_no_setting_is_searched_without_the_tokens_that_it_takes(dist, searched)
     bootstrap = PromptBootstrap(np.repeat(np.arange(10), 20), 30, 0.9, 0)
     target = Target("A", ends, bootstrap, np.zeros(200, np.int32), [], dist=dist)
     table = settings_table(Results(["A"], {}, {}), [target])
-    names = {name.partition(":")[0] for name in table.shown.index if ":" in name}
+    names = {name.partition(":")[0] for name in table.cells.index if ":" in name}
     assert names == searched
 
 
@@ -148,14 +147,14 @@ def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
 def test_a_share_of_one_prompt_has_no_interval():
     one = timed("prompt_lookup", rate_ci_low=np.nan, rate_ci_high=np.nan)
     advice = Advice("A", "draft", "Draft.", [], [one])
-    assert methods_table([advice], results(("A",))).shown["accepted"].tolist() == ["50.0 %"]
+    assert methods_table([advice], results(("A",))).cells["accepted"].tolist() == ["50.0 %"]
 
 
 def test_answers_of_one_token_guarantee_nothing():
     ends, bootstrap = (np.ones(2),) * 2, PromptBootstrap(np.arange(2), 20, 0.9, 0)
     target = Target("A", {GREEDY: ends}, bootstrap, np.zeros(2, np.int32), [])
     table = settings_table(Results(["A"], {}, {}), [target])
-    assert (table.shown.loc["Strict greedy guarantees, tokens per call"] == "–").all()
+    assert (table.cells.loc["Strict greedy guarantees, tokens per call"] == "–").all()
     long = log_advice(target).beside[1]
     assert "no tokens per call are guaranteed" in long
     assert "nan" not in long
@@ -198,7 +197,7 @@ def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
                 "certified" if sure else "accepted" if kept else "rejected" for kept, sure in pairs
             ]
         else:
-            sure = target.certificates[rule][0][steps] > EPS
+            sure = target.certificates[rule][0][steps] > LEVEL
             assert fates == ["certified" if one else "open" for one in sure]
         kept = sum(fate in ("accepted", "certified") for fate in fates) / 10
         assert said.startswith(f"{percent_text(kept)} {'accepted' if drafter else 'certified'}")
@@ -231,9 +230,9 @@ def full(tmp_path_factory):
 def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
     """A drafter that lacks a token, whose KL is infinite at every step of depth 1."""
     found = measured(tmp_path, missing=True)
-    assert not {"certified", "coverage"} & set(acceptance_table(found).shown[T])
-    assert {"certified", "coverage"} < set(acceptance_table(full).shown[T])
-    shown = depth_table(found).shown
+    assert not {"certified", "coverage"} & set(acceptance_table(found).cells[T])
+    assert {"certified", "coverage"} < set(acceptance_table(full).cells[T])
+    shown = depth_table(found).cells
     assert shown.loc["finite KL"].to_numpy().ravel().tolist() == ["0.0 %", "100.0 %"]
     for name in ("KL(p‖q), median, nats", "certified"):
         assert shown.loc[name, (T, "depth 1")].isna().all()
@@ -245,7 +244,7 @@ def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
 
 def test_parts_are_by_margin_and_by_half_of_the_answer():
     """Two answers of 4 and of 3 steps, by hand; the middle one of three is in the first half."""
-    rules, margin = [StrictGreedy(), Additive(0.1)], np.array([0.1, 0.6, 3, 9, 0.2, 0.4, 1.5])
+    rules, gap = [StrictGreedy(), Additive(0.1)], np.array([0.1, 0.6, 3, 9, 0.2, 0.4, 1.5])
     lower = np.array([0.1, 0.2, 0.3, np.inf, 0.05, 0.15, 0.25])
     accepted = np.array([1, 0, 1, 1, 0, 0, 1], dtype=bool)
     certified = accepted & (lower > 0.2)
@@ -255,7 +254,7 @@ def test_parts_are_by_margin_and_by_half_of_the_answer():
         PromptBootstrap(np.repeat([0, 1], [4, 3]), 20, 0.9, 0),
         np.zeros(7, dtype=np.int32),
         [],
-        margin=margin,
+        logit_gap=gap,
         judged={r.label: Judgement(r, lower, lower, accepted, certified) for r in rules},
     )
     frame = part_statistics(target)
@@ -267,12 +266,12 @@ def test_parts_are_by_margin_and_by_half_of_the_answer():
     assert value["first", "greedy", "acceptance"] == 1 / 4
     assert value["second", "greedy", "acceptance"] == 1
     named = {rule.label: rule for rule in rules}
-    shown = parts_table(Results([T], named, {"parts": frame}, "D")).shown
+    shown = parts_table(Results([T], named, {"parts": frame}, "D")).cells
     assert shown.loc[("accepted", "Strict greedy")].tolist() == [
         *("33.3 %", "0.0 %", "100.0 %", "100.0 %", "100.0 %", "25.0 %", "100.0 %")
     ]
     alone = part_statistics(replace(target, judged={}))
-    shown = parts_table(Results([T], named, {"parts": alone})).shown
+    shown = parts_table(Results([T], named, {"parts": alone})).cells
     medians = [0.1, 0.2, 0.25, 0.3, StrictGreedy().ceiling, 0.1, 0.3]
     printed = [number_text(value, 3) for value in medians]
     assert shown.loc[("median R, nats", "Strict greedy")].tolist() == printed

@@ -196,7 +196,8 @@ def fast(logs, resamples, *families):
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
     sampled = PromptBootstrap(np.arange(prompts), resamples, 0.95, 0)
     together = families or [list(range(1, methods + 1))]
-    return speedups(seconds, np.ones_like(seconds), [0] * (methods + 1), together, sampled)
+    alone = [0] * (methods + 1)
+    return np.transpose(speedups(seconds, np.ones_like(seconds), alone, together, sampled))
 
 
 def test_methods_of_another_temperature_widen_nothing():
@@ -254,13 +255,13 @@ def walk(trajectories):
 def estimate(flags, resamples=5):
     values = np.concatenate([np.where(part, 0.5, 0.05) for part in flags])
     trajectories = Trajectories.from_positions(positions([len(part) for part in flags]))
-    bootstrap = PromptBootstrap(trajectories.prompts, resamples, 0.95, seed=0)
+    bootstrap = PromptBootstrap(trajectories.prompt_index, resamples, 0.95, seed=0)
     return run_lengths(values, [0.1], trajectories, bootstrap)
 
 
 def test_certified_is_strict_and_an_empty_region_is_always_certified():
     trajectories = Trajectories.from_positions(np.arange(4))
-    bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
+    bootstrap = PromptBootstrap(trajectories.prompt_index, 5, 0.95, seed=0)
     values = np.array([0.1, np.inf, 0.2, np.inf])
     found = run_lengths(values, [0.1, 0.2, 9.0], trajectories, bootstrap)
     assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
@@ -336,7 +337,7 @@ def walked(by_depth, gamma):
 def test_place_i_of_a_draft_is_judged_at_depth_i(depths, gamma):
     """Behind the deepest one that was measured it stands for all."""
     accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
-    own = [walked(accepted[:, STEPS.prompts == p], gamma or 99) for p in range(len(SIZES))]
+    own = [walked(accepted[:, STEPS.prompt_index == p], gamma or 99) for p in range(len(SIZES))]
     prompts, tested, kept, emitted = calls_along(accepted, STEPS, gamma or 99)
     assert list(zip(tested, kept, strict=True)) == list(itertools.chain(*own))
     assert np.bincount(prompts, emitted, len(SIZES)).tolist() == [n - 1 for n in SIZES]

@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis.decoding import speed
+from analysis.acceptance.target import Target
+from analysis.acceptance.target_statistics import certificate_statistics, top_statistics
 from analysis.report import paper_tables, published
 from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
-from analysis.report.published import compare, outside, published_section, published_table
-from analysis.report.results import Results, Target, certificate_statistics, top_statistics
+from analysis.report.published_table import compare, outside, published_section, published_table
+from analysis.report.results import Results
 from analysis.report.table import Table, cells_to_grid, csv_text, latex
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
@@ -53,8 +54,8 @@ def certificates(target, rule):
 
 def measure(rules):
     trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
-    bootstrap = PromptBootstrap(trajectories.prompts, 40, 0.95, 0)
-    frames = {"top": [], "certificates": [], "runs": []}
+    bootstrap = PromptBootstrap(trajectories.prompt_index, 40, 0.95, 0)
+    frames = {"top": [], "certificates": [], "run_lengths": []}
     probabilities = np.sort(np.random.default_rng(0).random((280, 3))).T.copy()
     for label in TARGETS:
         target = Target(
@@ -70,7 +71,7 @@ def measure(rules):
         frames["certificates"].append(certificate_statistics(target))
         for rule, (lower, _) in target.certificates.items():
             frame = run_lengths(lower, EPS, trajectories, bootstrap)
-            frames["runs"].append(frame.assign(rule=rule.label, target=label))
+            frames["run_lengths"].append(frame.assign(rule=rule.label, target=label))
     named = {rule.label: rule for rule in rules}
     return Results(TARGETS, named, {name: pd.concat(parts) for name, parts in frames.items()})
 
@@ -113,19 +114,19 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
     values = two.data.groupby("statistic")["value"].agg(decimals)
     printed = zip((mean, finite[13], finite[69]), ("mean", "p5", "p25"), strict=True)
     expected = [number_text(value, values[name]) for value, name in printed]
-    row = two.shown.loc["Additive (t = 0.3)", TARGETS[1]]
+    row = two.cells.loc["Additive (t = 0.3)", TARGETS[1]]
     assert row[["Mean", "p5", "p25"]].tolist() == expected
     assert row["Med"] == f"{number_text(math.log(2), values['median'])}*"
     assert row["empty"] == "75.0 %"
     digits = decimals(tables["table3"].data["value"])
     low = np.sort(certificates(TARGETS[0], INEXACT)[0])[13]
-    three = tables["table3"].shown
+    three = tables["table3"].cells
     assert three.loc[("Additive certificate", "t = 0.45"), TARGETS[0]] == number_text(low, digits)
     # a run length near the number of steps is a lower bound
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     for rule in set(published.TABLE2) & set(RULES):
-        cells = table.shown.loc["Tokens per call", :].loc[rule.title]
+        cells = table.cells.loc["Tokens per call", :].loc[rule.title]
         for eps, cell in zip(EPS, cells, strict=True):
             value, censored = data.loc[(rule.label, eps), ["value", "censored"]]
             assert cell.startswith(f"≥ {value:.2f}") == censored
@@ -133,11 +134,11 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
 
 def test_the_share_of_exact_certificates_is_what_is_no_interval():
     """One step in ten of this rule is an interval; without one there is no such column."""
-    alone = tables_of(measure(expand([{"rule": "additive", "t": [0.2, 0.45]}])))["table2"].shown
+    alone = tables_of(measure(expand([{"rule": "additive", "t": [0.2, 0.45]}])))["table2"].cells
     for target in TARGETS:
         assert alone.loc["Additive (t = 0.45)", (target, "exact")] == "90.0 %"
         assert alone.loc["Additive (t = 0.2)", (target, "exact")] == "100.0 %"
-    exact = tables_of(measure(expand([{"rule": "additive", "t": [0.2]}])))["table2"].shown
+    exact = tables_of(measure(expand([{"rule": "additive", "t": [0.2]}])))["table2"].cells
     assert "exact" not in exact.columns.get_level_values(1)
 
 
@@ -216,19 +217,19 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table():
     """Two of one printed name have a row each."""
     found = tables_of(measure([*RULES, Confident(alpha=0.3, m=4), Confident(alpha=0.2, m=4)]))
     for name, count in (("table2", 2), ("table3", 2), ("table5", 6), ("table6", 6), ("table7", 0)):
-        assert found[name].shown.index.get_level_values(-1).tolist().count("Confident") == count
+        assert found[name].cells.index.get_level_values(-1).tolist().count("Confident") == count
 
 
 def test_methods_are_compared_by_the_source_of_their_prompts():
     """Two prompts; the second run emits 5 tokens in 3 calls on one, 3 in 2 on the other."""
     one = test_decoding_metrics.made()
-    one = replace(one, data=one.data.assign(source=one.data["prompt_id"]))
-    speeds = speed.speed(one, 20, 0.9, 0)
+    one = replace(one, answers=one.answers.assign(source=one.answers["prompt_id"]))
+    speeds = test_decoding_metrics.speeds(one)
     table = comparison_table([one], [speeds])
     tau = table.data.set_index(["source", "run"])["tau"]
     assert [tau[source, 1] for source in ("a", "b", "all")] == pytest.approx([5 / 3, 3 / 2, 8 / 5])
-    assert table.shown["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
-    costs = speed_table([one], [speeds]).shown
+    assert table.cells["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
+    costs = speed_table([one], [speeds]).cells
     assert costs["a call, ms", "verify"].tolist() == ["10.00", "12.00", "12.00"]
 
 
@@ -266,16 +267,16 @@ def reproduced(shift=0.0, cut=0.0):
 
     greedy, other = StrictGreedy(), Multiplicative(0.9)
     certificates, lengths = published.CERTIFICATES[PAPER], published.RUN_LENGTHS[PAPER]
-    runs = rows(lengths[greedy], published.EPS, rule="greedy", estimator="per_call", cut=cut)
+    runs = rows(lengths[greedy], published.LEVELS, rule="greedy", estimator="per_call", cut=cut)
     frames = {
-        "top": rows(published.TOP_PROBABILITY[PAPER][1], published.PRINTED, k=1),
+        "top": rows(published.TOP_PROBABILITY[PAPER][1], published.STATISTICS, k=1),
         "certificates": pd.concat(
             [
-                rows(certificates[greedy], published.PRINTED, rule="greedy"),
+                rows(certificates[greedy], published.STATISTICS, rule="greedy"),
                 rows([math.inf], ["p5"], rule=other.label),
             ]
         ),
-        "runs": runs.rename(columns={"statistic": "eps"}),
+        "run_lengths": runs.rename(columns={"statistic": "eps"}),
     }
     return Results([PAPER], {rule.label: rule for rule in (greedy, other)}, frames)
 
@@ -291,7 +292,7 @@ def test_the_rounding_of_print_is_no_difference(shift, differs):
     (other,) = table[table["row"] == "multiplicative alpha=0.9"].to_dict("records")
     assert (other["table"], other["outside"]) == ("3", True)
     assert other["difference"] == pytest.approx(math.log(2) - 0.008)
-    assert table[table["table"] == "5 and 6"]["statistic"].tolist() == list(published.EPS)
+    assert table[table["table"] == "5 and 6"]["statistic"].tolist() == list(published.LEVELS)
     assert published_section(replace(results, targets=["own"])) is None
 
 
@@ -301,7 +302,7 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
     assert runs["censored"].all()
     assert runs["difference"].isna().all()
     assert not runs["outside"].any()
-    cells = published_table(table).shown
+    cells = published_table(table).cells
     assert cells["ours"].str.startswith("≥ ").sum() == len(runs)
     assert cells["difference"].eq("–").sum() == len(runs)
     without = compare(reproduced(shift=-1.0))

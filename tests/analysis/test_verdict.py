@@ -22,8 +22,10 @@ from analysis.decoding.paired_accuracy import (
     wilson_interval,
 )
 from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
-from analysis.report.decoding_tables import accuracy_table, speed_intervals
+from analysis.report.accuracy_tables import accuracy_table
+from analysis.report.text import speed_texts
 from analysis.rules import Additive, StrictGreedy
+from analysis.statistics.estimate import Estimate
 from pipeline.engines.runs import Speed
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
@@ -35,6 +37,7 @@ def run(speedup, low, high, **given):
         "method": "Strict greedy",
         "scheme": "strict greedy",
         "drafter": "model",
+        "drafter_title": "D",
         "rule": "greedy",
         "draft_length": 5,
         "temperature": 0.0,
@@ -51,6 +54,7 @@ def run(speedup, low, high, **given):
 
 ALONE = run(1.0, 1.0, 1.0, drafter="none", method="Autoregressive", rule=None, draft_length=0)
 LOOKUP = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
+LOOKUP |= {"drafter_title": "prompt look-up"}
 RELAXED = {"method": "Additive (t = 0.1)", "rule": "additive t=0.1", "lossless": False}
 RELAXED |= {"nats_given_up": 0.04, "accepted": 99, "scheme": "additive (t = 0.1)"}
 SAMPLED = {"method": "Speculative sampling", "scheme": "speculative sampling", "rule": None}
@@ -130,6 +134,13 @@ def test_the_fastest_sure_lossless_method_comes_first():
     assert answers == [("model", 3, "yes"), ("prompt_lookup", 5, "yes")]  # 3: the sure one
 
 
+def test_a_further_kind_of_drafter_is_named_by_its_title_and_stands_behind_the_studys_own():
+    bigram = {"drafter": "bigram", "drafter_title": "bigram table"}
+    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **bigram), run(1.3, 1.2, 1.4, **LOOKUP))
+    assert "bigram table under strict greedy (γ = 5)" in found.sentence
+    assert [one["drafter"] for one in found.drafters] == ["model", "bigram", "prompt_lookup"]
+
+
 def test_only_what_an_engine_runs_is_named():
     """A tree is faster, and no engine runs it: the look-up that vLLM has is the verdict."""
     tree = run(2, 1.9, 2.1, engine="", method="Strict greedy, tree")
@@ -160,10 +171,10 @@ def test_engines_run_chains_and_few_rules():
     ]
     runs = pd.DataFrame(rows, columns=["drafter", "tree", "sampling", "lossless"])
     runs["rule"] = "typical eps0=0.1 delta0=0.09"
-    assert engines(runs, head=True, match="earliest") == [
-        *("", "vLLM (eagle3)", "vLLM (ngram)", "", "", "Medusa")
-    ]
-    assert engines(runs.assign(rule="additive t=0.1"), False, "latest")[5] == ""
+    of_drafters = {"model": "vLLM (eagle3)", "prompt_lookup": "vLLM (ngram)"}
+    assert engines(runs, of_drafters) == [*("", "vLLM (eagle3)", "vLLM (ngram)", "", "", "Medusa")]
+    assert engines(runs.assign(rule="additive t=0.1"), of_drafters)[5] == ""
+    assert engines(runs, {})[1:3] == ["", ""]
 
 
 def answers(**given):
@@ -186,7 +197,7 @@ def answers(**given):
     ],
 )  # fmt: skip
 def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(given, says):
-    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), margin=0.05, **given)
+    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), tolerated_loss=0.05, **given)
     assert found.outcome == DRAFT
     assert says in found.beside[0]
     assert ("It gives up 0.04 nats" in found.beside[0]) != ("fell" in says)
@@ -236,8 +247,7 @@ def test_beside_a_method_that_is_not_surely_faster_a_relaxed_rule_is_compared_wi
 def test_ends_near_1_have_the_digit_that_decides_in_sentence_table_and_engine(low, high, printed):
     found = said(run(1.087, low, high))
     assert f"{printed} times as fast" in found.sentence
-    ends = {"speedup": [1.087], "ci_low": [low], "ci_high": [high]}
-    (cell,) = speed_intervals(pd.DataFrame(ends), ends)
+    (cell,) = speed_texts(Estimate([1.087], [low], [high]))
     assert cell == printed.replace(" ", "× ", 1)
     assert str(Speed(1.087, low, high)) == printed.replace(" ", " times ", 1)
 
@@ -329,11 +339,11 @@ def test_the_same_answers_lose_nothing_but_their_interval_has_a_width():
 
 def test_no_call_no_right_answer_and_other_items():
     one = answered()
-    one.data["calls"] = one.data["emitted"] = 0
-    one.data["correct"] = False
+    one.answers["calls"] = one.answers["emitted"] = 0
+    one.answers["correct"] = False
     table = accuracy(one, 10, 0.95, 0, 0.05)
     assert table[["tokens_per_call", "tokens_per_call_ci_low", "recovery"]].isna().all(axis=None)
-    for frame in (one.data, one.seconds):
+    for frame in (one.answers, one.seconds):
         frame.loc[(frame["run"] == 2) & (frame["item_id"] == "0"), "item_id"] = "9"
     with pytest.raises(ValueError, match="different items"):
         accuracy(one, 10, 0.95, 0, 0.05)
@@ -352,7 +362,7 @@ def test_differing_answers_stand_side_by_side():
 def test_a_relaxed_rule_is_decided_by_its_interval(right, margin, decision):
     one = answered()
     runs = one.runs.assign(rule=[None, StrictGreedy(), Additive(0.1)])
-    one.data.loc[one.data["run"] == 2, "correct"] = right
+    one.answers.loc[one.answers["run"] == 2, "correct"] = right
     table = accuracy(replace(one, runs=runs), 50, 0.95, 0, margin)
     (found,) = losses(table).to_dict("records")
     assert (found["rule"], found["decision"]) == ("additive t=0.1", decision)
@@ -410,5 +420,5 @@ def test_the_interval_of_a_loss_has_the_digit_that_decides(low, high, printed):
     table = accuracy(one, 10, 0.95, 0, 0.05)
     relaxed = table["run"] == 2
     table.loc[relaxed, ["difference_ci_low", "difference_ci_high"]] = low, high
-    shown = accuracy_table([one], [table], 0.05, 0.95).shown["difference"]
+    shown = accuracy_table([one], [table], 0.05, 0.95).cells["difference"]
     assert printed in shown[relaxed.to_numpy()].iloc[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.decoding import paired_accuracy as answers
-from analysis.report.decoding_tables import accuracy_sections
+from analysis.report.accuracy_tables import accuracy_sections
 from pipeline.core.errors import PipelineError
 from pipeline.core.store import Store
 from pipeline.inputs import harness_tasks
@@ -264,10 +264,10 @@ def test_the_section_shows_accuracy_by_task(made):
     one = read_answered("wide", made[1])
     table = answers.accuracy(one, *made[0].runtime.statistics, 0.05)
     [found] = accuracy_sections("narrow", [one], [table], 0.05, 0.95)[0].items
-    shown = found.shown.loc["all", ["lost, won", "changed"]]
+    shown = found.cells.loc["all", ["lost, won", "changed"]]
     assert shown.loc["Strict greedy"].tolist() == ["0, 0", "0.0 %"]
     assert shown.loc["Additive (t = 0.6)", "changed"] not in ("0.0 %", "–")
-    assert set(found.shown.index.get_level_values(0)) == {*found.data["task"]}
+    assert set(found.cells.index.get_level_values(0)) == {*found.data["task"]}
 
 
 def test_answers_are_read_again_by_the_target(place, made):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.judgement import Judgement
-from analysis.report.results import Target
+from analysis.acceptance.target import Target
 from analysis.rules import Mars, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline import cli

@@ -6,11 +6,11 @@ Run it with ``python -m pipeline stage=report``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from analysis.report.text import limits
 from analysis.rule_config import to_mapping
 from analysis.rules import StrictGreedy
+from analysis.statistics.estimate import Estimate
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Artifact, Json, Stage, Task, statistics_entries
 from pipeline.core.timings import Asked
@@ -36,17 +36,18 @@ def check(study: Study) -> None:
 
 
 def plan(study: Study) -> list[Task]:
-    """Return the planned report, made from inputs named STAGE/TARGET; its names are content."""
+    """Return the planned report; its inputs are named STAGE/TARGET, printed names are settings."""
     config = study.config
     # right answers are shown whatever machine they were timed on: see `taken`
     answered = [
         task if study.made(task) else replace(task, asked=None) for task in study.tasks["accuracy"]
     ]
-    shown = bool(answered) and all(map(study.made, answered))
+    # scoring answers takes hours, so it is not started for the report's sake
+    has_accuracy = bool(answered) and all(map(study.made, answered))
     taken = {
         **dict.fromkeys(UPSTREAM, True),
         "decoding": config.decoding.report,
-        "accuracy": shown,  # which takes hours, and is not computed for the report's sake
+        "accuracy": has_accuracy,
     }
     settings = {
         "study": config.study_name or config.study,
@@ -55,7 +56,7 @@ def plan(study: Study) -> list[Task]:
         "rules": [to_mapping(rule) for rule in study.rules],  # printed, of whatever file
         **statistics_entries(study.statistics),
         "note": config.note,
-        "margin": config.accuracy.margin if shown else None,  # the loss of accuracy that matters
+        "margin": config.accuracy.margin if has_accuracy else None,  # the tolerated loss
     }
     inputs = {
         f"{name}/{target}": task
@@ -80,22 +81,20 @@ def write_report(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """Return a row a target: its drafter under strict greedy, at the draft length that was fastest.
+    """Return a row for each target: its drafter under strict greedy, at the fastest draft length.
 
-    Accepted and certified steps are of stage acceptance, tokens per call, the cost of a drafted
-    token and the speedup of stage decoding at temperature 0; without a drafter, the median of Table
-    2.
+    Accepted and certified steps are those of stage acceptance. Tokens per call, the cost of a
+    drafted token and the speedup are those of stage decoding at temperature 0. Without a drafter
+    there is the median of Table 2.
     """
     import pandas as pd
+
+    from analysis.decoding.speed import SPEEDUP_ENDS
 
     def table(name: str, target: str) -> pd.DataFrame:
         file = artifact.directory / f"{name}.csv"
         frame = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["target", "rule"])
         return frame[(frame["rule"] == StrictGreedy().label) & (frame["target"] == target)]
-
-    def named(name: str, row: Any, value: str) -> Json:
-        low, high = limits(name)
-        return {name: row[value], low: row["ci_low"], high: row["ci_high"]}
 
     rows = []
     for target in artifact.facts["targets"]:
@@ -103,23 +102,27 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         drafted = table("tables/acceptance", target)
         shown = {"accepted": "acceptance", "certified": "certified"}
         if drafted.empty:
-            drafted, shown = table("tables/table2", target), {"median": "median"}
+            drafted = table("tables/table2", target)
+            shown = {"median": "median"}
         for name, statistic in shown.items():
             for measured in drafted[drafted["statistic"] == statistic].to_dict("records"):
-                row |= {"prompts": int(measured["prompts"]), **named(name, measured, "value")}
+                row["prompts"] = int(measured["prompts"])
+                row |= Estimate.read(measured).columns(name)
         decoded = table("timings/tables/decoding_speed", target)
         if not decoded.empty:
             runs = decoded.query("drafter == 'model' and temperature == 0").sort_values("speedup")
             for best in runs.tail(1).to_dict("records"):
-                row |= {"γ": int(best["draft_length"]), "tokens_per_call": best["tokens_per_call"]}
-                row |= {**named("speedup", best, "speedup"), "cost": best["rho"]}
+                row["γ"] = int(best["draft_length"])
+                row["tokens_per_call"] = best["tokens_per_call"]
+                row |= Estimate.read(best, "speedup", SPEEDUP_ENDS).columns("speedup")
+                row["cost"] = best["rho"]
         rows.append(row)
     return rows
 
 
 STAGE = Stage(
     name="report",
-    version=47,
+    version=48,
     upstream=UPSTREAM,
     tables={},
     plan=plan,

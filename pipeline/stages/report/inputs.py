@@ -10,18 +10,23 @@ import pandas as pd
 
 from analysis.acceptance.drafter import margins
 from analysis.acceptance.judgement import Judgement, slacks
+from analysis.acceptance.target import Target
+from analysis.acceptance.target_statistics import (
+    certificate_statistics,
+    part_statistics,
+    top_statistics,
+)
 from analysis.certificates.closed_forms import compared_steps
-from analysis.decoding.metrics import Decoded
+from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
 from analysis.decoding.speed import relaxed_ratios, speed
 from analysis.report.bounds_table import RuleSteps
-from analysis.report.drafter_tables import part_statistics
-from analysis.report.results import Results, Target, certificate_statistics, top_statistics
+from analysis.report.results import Results
 from analysis.report.table import concat_targets
 from analysis.rule_config import build
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import top_probability
-from analysis.topk import TopK
+from analysis.topk import Floats, TopK
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Inputs, Task
 from pipeline.inputs import artifact_readers as stored
@@ -50,16 +55,21 @@ class Content:
     sources: Sequence[Source]  # the artifacts that it is made from
     targets: Sequence[Target]  # their steps
     results: Results  # their statistics
-    decoded: Sequence[Decoded]  # their decoded answers, if there are any, and
-    speeds: Sequence[pd.DataFrame]  # `analysis.decoding.speed.speed` of them, with `theta`, and
-    ratios: Sequence[pd.DataFrame]  # `analysis.decoding.speed.relaxed_ratios`
-    answered: Sequence[Answered]  # their answers to tasks, if there are any, and
-    accuracies: Sequence[pd.DataFrame]  # `analysis.decoding.paired_accuracy.accuracy` of them
+    # their decoded answers, if there are any; of them `analysis.decoding.metrics.acceptance`,
+    # `analysis.decoding.speed.speed` with `theta`, and `analysis.decoding.speed.relaxed_ratios`
+    decoded: Sequence[Decoded]
+    accepted: Sequence[pd.DataFrame]
+    speeds: Sequence[pd.DataFrame]
+    ratios: Sequence[pd.DataFrame]
+    # their answers to tasks, if there are any; `analysis.decoding.paired_accuracy.accuracy` of them
+    answered: Sequence[Answered]
+    accuracies: Sequence[pd.DataFrame]
 
 
 def read_content(task: Task, inputs: Inputs) -> Content:
     """Read the inputs of a report, named STAGE/TARGET, and compute its statistics."""
-    statistics, drafter = task.runtime.statistics, task.settings["drafter"] or ""
+    statistics = task.runtime.statistics
+    drafter = task.settings["drafter"] or ""
     tasks: dict[str, dict[str, Task]] = {}
     artifacts: dict[str, dict[str, Artifact]] = {}
     for name, artifact in inputs.items():
@@ -80,12 +90,23 @@ def read_content(task: Task, inputs: Inputs) -> Content:
         for source in sources
         if "accuracy" in source.artifacts
     ]
+    accepted = [acceptance(pair, *statistics) for pair in decoded]
+    speeds = [
+        speed(pair, table, *statistics).assign(theta=thetas(pair))
+        for pair, table in zip(decoded, accepted, strict=True)
+    ]
+    tolerated_loss = task.settings["margin"]
     return Content(
-        *(task, sources, targets, read_results(task, targets, sources), decoded),
-        [speed(run, *statistics).assign(theta=thetas(run)) for run in decoded],
-        [relaxed_ratios(run, *statistics) for run in decoded],
-        answered,
-        [accuracy(answers, *statistics, task.settings["margin"]) for answers in answered],
+        task=task,
+        sources=sources,
+        targets=targets,
+        results=read_results(task, targets, sources),
+        decoded=decoded,
+        accepted=accepted,
+        speeds=speeds,
+        ratios=[relaxed_ratios(pair, *statistics) for pair in decoded],
+        answered=answered,
+        accuracies=[accuracy(answers, *statistics, tolerated_loss) for answers in answered],
     )
 
 
@@ -95,7 +116,7 @@ def printed_rules(report: Task) -> list[Rule]:
 
 
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
-    """Return the printed names; a log without a name of its own has that of its model."""
+    """Return the printed names. An engine's log without a name of its own has that of its model."""
     names = [
         str(dump.facts["model"]).rstrip("/").rpartition("/")[2]
         if label == UNNAMED and dump.facts.get("log")
@@ -109,47 +130,71 @@ def read_target(report: Task, source: Source) -> Target:
     """Read the steps of a target from its artifacts."""
     rules = printed_rules(report)
     task = source.tasks["distributions"]
-    dump = source.artifacts["distributions"]
-    steps = dump.read(columns=["prompt_id", "position", "token_id"])
+    artifact = source.artifacts["distributions"]
+    steps = artifact.read(columns=["prompt_id", "position", "token_id"])
     trajectories, bootstrap = stored.resampled(steps, task, report.runtime.statistics)
-    texts = source.artifacts["prompts"].read(columns=["prompt_id", "text"]).to_pydict()
-    text_of = dict(zip(texts["prompt_id"], texts["text"], strict=True))
-    tokens, drafts = numbers(steps["token_id"]), source.artifacts.get("drafts")
-    certificates = {}
-    for rule in rules:
-        ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
-        certificates[rule] = numbers(ends["lower"]), numbers(ends["upper"])
+    tokens = numbers(steps["token_id"])
+    first_steps = steps["prompt_id"].take(trajectories.starts)
+    drafts = source.artifacts.get("drafts")
+    dist = stored.read_distributions(artifact)
+    top, logit_gap, undefined = _of_distributions(dist, rules)
+    return Target(
+        label=source.label,
+        certificates={rule: _certificates(source, rule) for rule in rules},
+        bootstrap=bootstrap,
+        tokens=tokens,
+        prompt_texts=_prompt_texts(source, first_steps.to_pylist()),
+        dist=dist,
+        top=top,
+        logit_gap=logit_gap,
+        undefined=undefined,
+        words=token_texts(task, artifact, np.unique(tokens).tolist()),
+        kl=None if drafts is None else stored.drafted_kl(drafts),
+        judged=_judgements(source, rules),
+    )
+
+
+def _prompt_texts(source: Source, prompt_ids: Sequence[str]) -> list[str]:
+    prompts = source.artifacts["prompts"].read(columns=["prompt_id", "text"]).to_pydict()
+    texts = dict(zip(prompts["prompt_id"], prompts["text"], strict=True))
+    return [texts[prompt] for prompt in prompt_ids]
+
+
+def _certificates(source: Source, rule: Rule) -> tuple[Floats, Floats]:
+    ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
+    return numbers(ends["lower"]), numbers(ends["upper"])
+
+
+def _judgements(source: Source, rules: Sequence[Rule]) -> dict[str, Judgement]:
+    """Return what stage acceptance judged of strict greedy and of each rule; nothing without it."""
+    if "acceptance" not in source.artifacts:
+        return {}
     judged = {}
-    for rule in dict.fromkeys([StrictGreedy(), *rules]) if "acceptance" in source.artifacts else ():
+    for rule in dict.fromkeys([StrictGreedy(), *rules]):
         columns = ["lower", "upper", "accepted", "certified"]
         table = source.artifacts["acceptance"].read(columns=columns, rule=rule.label)
         lower, upper, accepted, certified = map(numbers, table.columns)
         judged[rule.label] = Judgement(rule, lower, upper, accepted, certified)
-    dist = stored.read_distributions(dump)
+    return judged
+
+
+def _of_distributions(
+    dist: TopK, rules: Sequence[Rule]
+) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
+    """Return `top`, `logit_gap` and `undefined` of a target, computed block by block."""
     ranks = [k for k in RANKS if k <= dist.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    top, margin = [], []
-    for at in blocks(dist):
-        part = dist[at]
-        top.append(top_probability(part, ranks))
-        margin.append(part.log_probs[:, 0] - part.log_probs[:, min(1, dist.k - 1)])
+    probabilities = []
+    gaps = []
+    for block in blocks(dist):
+        part = dist[block]
+        probabilities.append(top_probability(part, ranks))
+        gaps.append(part.log_probs[:, 0] - part.log_probs[:, min(1, dist.k - 1)])
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(part).sum())
-    return Target(
-        source.label,
-        certificates,
-        bootstrap,
-        tokens,
-        [text_of[prompt] for prompt in steps["prompt_id"].take(trajectories.starts).to_pylist()],
-        dist=dist,
-        top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
-        margin=np.concatenate(margin),
-        undefined=undefined,
-        words=token_texts(task, dump, np.unique(tokens).tolist()),
-        kl=None if drafts is None else stored.drafted_kl(drafts),
-        judged=judged,
-    )
+    by_rank = np.ascontiguousarray(np.concatenate(probabilities).T)
+    return dict(zip(ranks, by_rank, strict=True)), np.concatenate(gaps), undefined
 
 
 def blocks(steps: TopK) -> list[slice]:
@@ -168,7 +213,7 @@ def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source
     frames = {
         "top": pd.concat(map(top_statistics, targets), ignore_index=True),
         "certificates": pd.concat(map(certificate_statistics, targets), ignore_index=True),
-        "runs": of_stage("run_lengths"),
+        "run_lengths": of_stage("run_lengths"),
         "parts": pd.concat(map(part_statistics, targets), ignore_index=True),
     }
     rules = printed_rules(task)
@@ -181,13 +226,13 @@ def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source
 
 
 def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
-    """Return `margins` of strict greedy by target: of R - KL, +inf where nothing is rejected."""
-    found = {}
+    """Return by target the steps, and the accepted ones, by R - KL of strict greedy."""
+    by_target = {}
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            found[target.label] = margins(slacks(greedy.lower, target.kl), greedy.accepted)
-    return found
+            by_target[target.label] = margins(slacks(greedy.lower, target.kl), greedy.accepted)
+    return by_target
 
 
 def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:

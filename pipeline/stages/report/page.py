@@ -18,11 +18,15 @@ from PIL import Image
 from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.decoding.verdict import Advice, advise, engines
-from analysis.report import headline_tables as first_screen
-from analysis.report.results import EPS, FATES, median_answer
+from analysis.report.answers import FATES, median_answer
+from analysis.report.headline_tables import methods_table, relax_table
+from analysis.report.results import LEVEL
+from analysis.report.settings_table import settings_table
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
+from analysis.report.verdict_text import costs, log_advice, verdict_text
 from pipeline.core.store import VERDICT
+from pipeline.drafters import NAMES, kind_of
 from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setup_text import introduction, machine_lines, setup
 
@@ -38,24 +42,21 @@ def page_files(
 
     `files` are those of the sections, by path.
     """
-    targets, sources, results = content.targets, content.sources, content.results
+    targets = content.targets
+    sources = content.sources
+    results = content.results
     pairs = zip(content.answered, content.accuracies, strict=True)
     scores = {answered.target: losses(table) for answered, table in pairs}
     command = f"python -m pipeline study={content.task.label}"
-    advice = [_advised(content, at, scores, command) for at in range(len(targets))]
-    methods = first_screen.methods_table(advice, results)
+    advice = [_advice(content, at, scores, command) for at in range(len(targets))]
+    methods = methods_table(advice, results)
     tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
-    relax = first_screen.relax_table(results, tried, scores)
-    settings = first_screen.settings_table(results, targets)
+    relax = relax_table(results, tried, scores)
+    settings = settings_table(results, targets)
     setups = {of.label: setup(of, source) for of, source in zip(targets, sources, strict=True)}
-    made = [source.artifacts for source in sources]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"whole": whole}
-    environment.globals["embedded"] = lambda path: embedded(files[path])
-    environment.tests["table"] = lambda item: isinstance(item, Table)
-    page = environment.get_template("page.html").render(
+    artifacts = [source.artifacts for source in sources]
+    items = [item for section in sections for item in section.items if item is not None]
+    page = _template(files).render(
         css=(WEB / "page.css").read_text(encoding="utf-8"),
         study=content.task.settings,
         command=command,
@@ -63,40 +64,50 @@ def page_files(
         targets=targets,
         advice=advice,
         methods=methods,
-        costs=list(map(first_screen.costs, content.decoded, content.speeds)),
+        costs=list(map(costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
         machine=machine_lines(sources),
-        soundness=[of["acceptance"].facts for of in made if "acceptance" in of],
+        soundness=[made["acceptance"].facts for made in artifacts if "acceptance" in made],
         relax=relax,
-        bars=[item for section in sections for item in section.items if item and item.name == BARS],
+        bars=[item for item in items if item.name == BARS],
         answers=[median_answer(target) for target in targets],
         fates=FATES,
-        eps=EPS,
+        eps=LEVEL,
         settings=settings,
         sections=sections,
         introduction=introduction(setups, content.task.runtime.statistics),
         setups=setups,
         facts=dict.fromkeys(name for facts in setups.values() for name in facts),
     )
-    verdict = first_screen.verdict_text(advice, methods)
-    own = {"index.html": page.encode(), VERDICT: verdict.encode()}
+    verdict = verdict_text(advice, methods)
+    page_files = {"index.html": page.encode(), VERDICT: verdict.encode()}
     for place, table in (("timings/", methods), ("", relax), ("", settings)):
         if table is not None:
-            own |= {f"{place}{path}": text for path, text in table.files().items()}
-    return own
+            page_files |= {f"{place}{path}": text for path, text in table.files().items()}
+    return page_files
 
 
-def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame], command: str) -> Advice:
-    source, target, settings = content.sources[at], content.targets[at], content.task.settings
+def _template(files: Mapping[str, bytes]) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"whole": whole}
+    environment.globals["embedded"] = lambda path: embedded(files[path])
+    environment.tests["table"] = lambda item: isinstance(item, Table)
+    return environment.get_template("page.html")
+
+
+def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], command: str) -> Advice:
+    """Return the advice for target number `at`."""
+    source = content.sources[at]
+    target = content.targets[at]
     if "log" in source.tasks["distributions"].settings:
-        return first_screen.log_advice(target)
-    speeds = ratios = None
-    busy = list[str]()
+        return log_advice(target)
+    speeds = None
+    ratios = None
+    busy: list[str] = []
     if content.decoded:
-        task = source.tasks["decoding"]
-        head = any(model.head is not None for model in task.runtime.models)
-        engine = engines(content.decoded[at].runs, head, task.settings["lookup_match"])
-        speeds = content.speeds[at].assign(engine=engine)
+        speeds = _with_drafters(content, at)
         ratios = content.ratios[at]
         busy = signs_of_load(speeds)
     return advise(
@@ -104,10 +115,24 @@ def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comm
         content.results.drafter,
         speeds,
         scores.get(target.label),
-        settings["margin"] or 0.0,  # of answers that were scored
+        content.task.settings["margin"] or 0.0,  # None where no answers were scored
         busy=busy,
         command=command,
         ratios=ratios,
+    )
+
+
+def _with_drafters(content: Content, at: int) -> pd.DataFrame:
+    """Return the speeds with what their kinds of drafters say: `engine` and `drafter_title`."""
+    task = content.sources[at].tasks["decoding"]
+    _, *drafter = task.runtime.models
+    kinds = {name: kind_of(name, *drafter) for name in NAMES}
+    of_drafters = {name: kind.engines(task.settings) for name, kind in kinds.items()}
+    titles = {name: kind.in_sentences or content.results.drafter for name, kind in kinds.items()}
+    speeds = content.speeds[at]
+    return speeds.assign(
+        engine=engines(content.decoded[at].runs, of_drafters),
+        drafter_title=speeds["drafter"].map(titles),
     )
 
 

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analysis.decoding.decoded_trees import tree_runs
+from analysis.report.accuracy_tables import accuracy_sections
 from analysis.report.bounds_table import bounds_table, compared_level
-from analysis.report.decoding_tables import (
-    accuracy_sections,
-    comparison_table,
-    decoding_table,
-    speed_table,
-)
-from analysis.report.drafter_tables import (
-    acceptance_table,
-    depth_table,
-    margin_figure,
-    parts_table,
-    rules_figure,
-)
+from analysis.report.decoding_tables import comparison_table, decoding_table, speed_table
+from analysis.report.drafter_figures import margin_figure, rules_figure
+from analysis.report.drafter_tables import acceptance_table, depth_table
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
-from analysis.report.published import TABLE2, published_section
+from analysis.report.parts_table import parts_table
+from analysis.report.published import TABLE2
+from analysis.report.published_table import published_section
 from analysis.report.table import Section, Table
-from analysis.report.tree_tables import trees
+from analysis.report.tree_figure import trees_figure
+from analysis.report.tree_tables import trees_table
 from analysis.rules import StrictGreedy
 from pipeline.core.shards import progress_bar
 from pipeline.core.stage import Inputs, Out, Task
@@ -69,7 +64,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 def sections_of(content: Content) -> Iterator[Section]:
     """Yield the sections of a report, in their order."""
-    results, statistics = content.results, content.task.runtime.statistics
+    results = content.results
     yield certificates_section(content)
     if results.drafter:
         yield Section(
@@ -82,29 +77,48 @@ def sections_of(content: Content) -> Iterator[Section]:
                 depth_table(results),
             ],
         )
-    decoded, speeds = content.decoded, content.speeds
-    if decoded:
-        title = f"How it decodes with {results.drafter}"
-        table, figure = trees(decoded, statistics)
-        shown = [decoding_table(decoded, statistics), table, figure, ratios_figure(decoded)]
-        yield Section(title, shown, extent(decoded, content.sources))
-        timed = [
-            comparison_table(decoded, speeds),
-            speed_table(decoded, speeds),
-            thresholds_figure([pair.target for pair in decoded], speeds, "agreement"),
-        ]
-        yield Section(f"{title}: speed", timed, timed=True)
+    if content.decoded:
+        yield from decoding_sections(content)
     if content.answered:
-        scored = content.answered, content.accuracies, content.task.settings["margin"]
-        yield from accuracy_sections(results.drafter, *scored, statistics.confidence)
+        yield from accuracy_sections(
+            results.drafter,
+            content.answered,
+            content.accuracies,
+            tolerated_loss=content.task.settings["margin"],
+            confidence=content.task.runtime.statistics.confidence,
+        )
     published = published_section(results)
     if published is not None:
         yield published
 
 
+def decoding_sections(content: Content) -> list[Section]:
+    """Return the section on decoding, and that of its timed results."""
+    decoded = content.decoded
+    speeds = content.speeds
+    tree_tables = [tree_runs(pair, *content.task.runtime.statistics) for pair in decoded]
+    title = f"How it decodes with {content.results.drafter}"
+    untimed = [
+        decoding_table(decoded, content.accepted),
+        trees_table(decoded, tree_tables),
+        trees_figure(decoded, tree_tables),
+        ratios_figure(decoded),
+    ]
+    timed = [
+        comparison_table(decoded, speeds),
+        speed_table(decoded, speeds),
+        thresholds_figure([pair.target for pair in decoded], speeds, "agreement"),
+    ]
+    return [
+        Section(title, untimed, extent(decoded, content.sources)),
+        Section(f"{title}: speed", timed, timed=True),
+    ]
+
+
 def certificates_section(content: Content) -> Section:
-    """Return the section on the certificates, with all that it shows in the paper's order."""
-    results, targets = content.results, content.targets
+    """Return the section on the certificates, with its tables and figures in the paper's order."""
+    results = content.results
+    targets = content.targets
     pairs = zip(targets, content.sources, strict=True)
     compared = {target.label: comparisons(target, source) for target, source in pairs}
     items = [
@@ -119,7 +133,7 @@ def certificates_section(content: Content) -> Section:
         survival_figure(5, targets),
         *(run_length_table(results, at) for at in range(len(targets))),
         table7(results),
-        bounds_table(compared, compared_level(results["runs"]["eps"])),
+        bounds_table(compared, compared_level(results["run_lengths"]["eps"])),
         None if results.drafter else parts_table(results),
     ]
     return Section("Certificates", items)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.acceptance.target import Target
 from analysis.decoding.metrics import Decoded
 from analysis.report.published import PAPERS
-from analysis.report.results import Target
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.stage import Artifact, Json
 from pipeline.core.timings import distinct, in_words, machines
@@ -74,21 +74,23 @@ def introduction(setups: Mapping[str, Mapping[str, str]], statistics: Resampling
 
 def setup(target: Target, source: Source) -> dict[str, str]:
     """Return the settings behind a target's numbers, in words."""
-    named = {words: _value(source, key) for key, words in WORDS.items()}
-    drawn = "log" not in source.tasks["prompts"].settings
+    facts = {"decoding steps": str(len(target.tokens)), "prompts": str(target.bootstrap.count)}
+    for key, words in WORDS.items():
+        value = _value(source, key)
+        if value is not None:
+            facts[words] = _as_text(value)
+    is_log = "log" in source.tasks["prompts"].settings
+    if not is_log:
+        facts[MESSAGE] = "its first user message"
     excluded = source.artifacts["prompts"].facts["excluded"]
-    rows = [f"{of['rows'] if drawn else of} {why}" for why, of in excluded.items()]
-    return {
-        "decoding steps": str(len(target.tokens)),
-        "prompts": str(target.bootstrap.count),
-        **{words: _as_text(value) for words, value in named.items() if value is not None},
-        **({MESSAGE: "its first user message"} if drawn else {}),
-        **({"excluded rows": ", ".join(rows)} if rows else {}),
-    }
+    rows = [f"{of if is_log else of['rows']} {why}" for why, of in excluded.items()]
+    if rows:
+        facts["excluded rows"] = ", ".join(rows)
+    return facts
 
 
 def _value(source: Source, name: str) -> Any:
-    """Return a fact or, where there is none, a setting of a stage by its dotted name, or None."""
+    """Return a fact of a stage by its dotted name, else a setting, else None."""
     stage, *path = name.split(".")
     if stage not in source.tasks:
         return None
@@ -130,7 +132,8 @@ def machine_lines(sources: Sequence[Source]) -> list[str]:
 
 def machine(artifact: Artifact) -> str:
     """Return when and where an artifact was made, and with which versions, as one line."""
-    record, facts = artifact.record, artifact.facts
+    record = artifact.record
+    facts = artifact.facts
     timed = machines(record)
     where: list[str | None] = [in_words(timed)]
     if not timed:
@@ -152,14 +155,16 @@ def machine(artifact: Artifact) -> str:
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     """Return the number of prompts and tokens behind each method's numbers."""
     lines = []
-    for answers, source in zip(decoded, sources, strict=True):
-        tokens = answers.data.groupby("run")["n_tokens"].sum()
-        least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
+    for pair, source in zip(decoded, sources, strict=True):
+        tokens = pair.answers.groupby("run")["n_tokens"].sum()
+        least = f"{tokens.min():,}"
+        most = f"{tokens.max():,}"
+        tokens_text = least if least == most else f"{least} to {most}"
         failed = source.artifacts["decoding"].facts["failed_prompts"]
+        failed_text = f" ({failed} more failed)" if failed else ""
         lines.append(
-            f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
-            f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
-            f"{source.tasks['decoding'].settings['steps']} tokens each, batch size 1: "
-            f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
+            f"{pair.target} with {pair.drafter}: {pair.n_prompts} prompts{failed_text} for every "
+            f"method, up to {source.tasks['decoding'].settings['steps']} tokens each, batch size "
+            f"1: {tokens_text} tokens for each method and setting."
         )
     return lines

@@ -1,0 +1,95 @@
+"""What certificates guarantee to every drafter whose KL stays within a bound.
+
+A step is certified at eps when its certificate exceeds eps: a drafter whose KL is at most eps at
+every step is accepted there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..rule_config import build_range
+from ..rules import Rule, StrictGreedy
+from ..statistics.bootstrap import Flags
+from ..statistics.estimate import Estimate
+from ..statistics.trajectories import count_calls
+from .solve import Goal, solve
+from .target import Target
+
+FAMILIES = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")  # searched
+
+
+def certified_by_greedy(target: Target, eps: float) -> Flags | None:
+    """Return the (N,) steps that strict greedy certifies at eps; None if it is not in the study."""
+    ends = target.certificates.get(StrictGreedy())
+    return None if ends is None else ends[0] > eps
+
+
+def guaranteed_per_call(certified: Flags, target: Target, draft_length: int | None = None) -> float:
+    """Return the least tokens per call that certified steps guarantee; NaN without a call."""
+    counts = count_calls(certified, target.trajectories, draft_length)
+    calls = counts.calls.sum()
+    return float(counts.tokens.sum() / calls) if calls else math.nan
+
+
+def greedy_guarantees(target: Target, eps: float) -> dict[str, float]:
+    """Return what strict greedy guarantees at eps; nothing if it is not in the study.
+
+    Returns:
+        `certified`, the share of steps; `per_call`, the least tokens per call; with a drafter
+        `drafter_within`, the share of steps at which its KL is at most eps.
+    """
+    certified = certified_by_greedy(target, eps)
+    if certified is None:
+        return {}
+    values = {
+        "certified": float(certified.mean()),
+        "per_call": guaranteed_per_call(certified, target),
+    }
+    if target.kl is not None:
+        values["drafter_within"] = float((target.kl <= eps).mean())
+    return values
+
+
+class StrictestSetting(NamedTuple):
+    """The strictest setting of a family of rules that certifies a share of the steps."""
+
+    family: Rule  # at the strict end of the range that is searched
+    parameter: str  # the parameter that is searched
+    # whether the setting is the smallest value that certifies the share; else it is the largest
+    is_least: bool
+    estimate: Estimate  # of the value; NaN where it, or an end of its interval, is beyond the range
+    any_setting: bool  # whether the strict end of the range is enough, in resamples too
+
+
+def strictest_settings(target: Target, eps: float, share: float) -> list[StrictestSetting]:
+    """Return the strictest setting of each of `FAMILIES` that certifies a share of steps at eps.
+
+    Families without a rule in the study are left out. So are those whose rules need more
+    log-probabilities than an engine's log has.
+    """
+    dist = target.dist
+    studied = {rule.name for rule in target.certificates}
+    settings = []
+    for name in FAMILIES:
+        searched = build_range({"rule": name})
+        if name not in studied or dist is None:
+            continue
+        if max(rule.minimum_k for rule in searched.rules) > dist.k:
+            continue
+        (solution,) = solve(
+            dist, searched, eps, [Goal(share)], target.bootstrap, target.trajectories
+        )
+        strictest, last = searched.rules
+        is_least = searched.value(last) > searched.value(strictest)
+        settings.append(
+            StrictestSetting(
+                family=strictest,
+                parameter=searched.parameter,
+                is_least=is_least,
+                estimate=solution.estimate,
+                any_setting=solution.any_setting,
+            )
+        )
+    return settings

@@ -1,0 +1,45 @@
+"""The steps of one target: its answers, their certificates, and a drafter's acceptance there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..rules import Rule
+from ..statistics.bootstrap import PromptBootstrap
+from ..statistics.trajectories import Trajectories
+from ..topk import Floats, TopK
+from .judgement import Judgement
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The N steps of a target in P answers."""
+
+    label: str  # printed name of the target
+    # by rule of the study the (N,) lower and upper ends in nats; +inf where nothing can be rejected
+    certificates: Mapping[Rule, tuple[Floats, Floats]]
+    bootstrap: PromptBootstrap  # over the prompts of the steps
+    tokens: NDArray[np.int32]  # (N,) id of the token emitted
+    prompt_texts: Sequence[str]  # (P,) the prompt of each answer
+    dist: TopK | None = None  # the distributions of the steps
+    # by k the (N,) probability of the k most probable tokens
+    top: Mapping[int, Floats] = field(default_factory=dict)
+    logit_gap: Floats = field(default_factory=lambda: np.zeros(0))  # (N,) log p0 - log p1
+    # by rule label the number of steps at which the rule's test is undefined
+    undefined: Mapping[str, int] = field(default_factory=dict)
+    words: Mapping[int, str] = field(default_factory=dict)  # text of tokens, by id
+    # (N,) KL(p||q); of a head with a reduced vocabulary that of its completed q'; None without a
+    # drafter
+    kl: Floats | None = None
+    # by rule label the drafter's steps, as stage acceptance judged them
+    judged: Mapping[str, Judgement] = field(default_factory=dict)
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """The steps of each answer."""
+        steps = self.bootstrap.steps
+        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompt_index)

@@ -1,0 +1,76 @@
+"""One answer of a target, token by token, and what becomes of each step under every rule."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..acceptance.target import Target
+from ..rules import Rule
+from .results import LEVEL
+from .text import percent_text
+
+FATES = ("open", "rejected", "accepted", "certified")  # of a step, by the digit that stands for it
+PROMPT_LENGTH = 100  # characters of a prompt
+
+
+class PrintedAnswer(NamedTuple):
+    """One answer of a target."""
+
+    prompt: str  # the beginning of its prompt
+    words: list[str]  # the text of each token
+    # for each rule its title, its shares of the answer in words, and one digit for each token, the
+    # place in `FATES` of what becomes of it
+    rules: list[tuple[str, str, str]]
+
+
+def median_answer(target: Target) -> PrintedAnswer:
+    """Return the answer with the median share of tokens that the study's first rule accepts.
+
+    Without a drafter it is the answer with the median mean certificate.
+    """
+    answer = _median_place(target)
+    steps = target.bootstrap.steps
+    begin = int(steps[:answer].sum())
+    chosen = slice(begin, begin + int(steps[answer]))
+    return PrintedAnswer(
+        _shortened(target.prompt_texts[answer]),
+        [target.words.get(token, f"#{token}") for token in target.tokens[chosen].tolist()],
+        [(rule.title, *_fates(target, rule, chosen)) for rule in target.certificates],
+    )
+
+
+def _median_place(target: Target) -> int:
+    first = next(iter(target.certificates))
+    if target.judged:
+        values = target.judged[first.label].accepted.astype(float)
+    else:
+        values = np.minimum(target.certificates[first][0], first.ceiling)
+    shares = np.bincount(target.bootstrap.prompt_index, weights=values) / target.bootstrap.steps
+    order = np.argsort(shares, kind="stable")
+    return int(order[round((len(shares) - 1) / 2)])
+
+
+def _shortened(prompt: str) -> str:
+    if len(prompt) <= PROMPT_LENGTH:
+        return prompt
+    begun = prompt[:PROMPT_LENGTH]
+    return f"{begun.rpartition(' ')[0] or begun} …"
+
+
+def _fates(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
+    """Return the shares of the chosen steps in words, and what becomes of each step."""
+    judged = target.judged.get(rule.label)
+    if judged is None:
+        certified = target.certificates[rule][0][chosen] > LEVEL
+        places = certified * FATES.index("certified")
+        shares = f"{percent_text(certified.mean())} certified"
+    else:
+        accepted = judged.accepted[chosen]
+        certified = judged.certified[chosen]
+        places = 1 + accepted + certified
+        shares = (
+            f"{percent_text(accepted.mean())} accepted, {percent_text(certified.mean())} certified"
+        )
+    return shares, "".join(map(str, places.tolist()))

@@ -1,0 +1,117 @@
+"""Figures of a drafter's acceptance: rule by rule, and over R - KL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from ..rules import Mars
+from ..statistics.estimate import Estimate
+from . import style
+from .drafter_tables import COLUMNS, judged_rules
+from .published import TABLE2
+from .results import Results
+from .table import Figure
+
+ROW = 0.3  # inches for a rule
+APART = 0.16  # inches between the two points of a rule
+MOST = 10  # rows of a panel
+
+
+def rules_figure(results: Results) -> Figure:
+    """Draw the certified and accepted shares of each rule with their intervals."""
+    judged = judged_rules(results)
+    rules = [rule for rule in judged if rule in (*TABLE2, Mars(0.9)) or rule.own]
+    if len(rules) < 2:
+        rules = judged
+    rules = rules[:MOST]
+
+    @style.styled
+    def draw() -> Drawing:
+        size = (style.TEXT, 1.0 + ROW * len(rules))
+        drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
+        axes = drawing.subplots(1, len(results.targets), sharex=True, sharey=True, squeeze=False)
+        heights = np.arange(len(rules))
+        labels = [rule.label for rule in rules]
+        for axis, target in zip(axes[0], results.targets, strict=True):
+            for side, kind, marker in ((-0.5, "certified", "D"), (0.5, "acceptance", "o")):
+                rows = results.select("acceptance", target=target, statistic=kind)
+                rows = rows.set_index("rule").loc[labels]
+                axis.errorbar(
+                    rows["value"],
+                    heights + APART * side,
+                    xerr=style.error_bars(*Estimate.read(rows)),
+                    fmt=marker,
+                    color=style.LINES[side > 0][0],
+                    markersize=3,
+                    elinewidth=0.7,
+                    label=COLUMNS[kind],
+                )
+            axis.set_title(target)
+            axis.grid(axis="x", **style.RULED)
+            axis.set_axisbelow(True)
+            axis.set_xlabel("share of steps")
+            style.percent(axis, "x")
+        axes[0, 0].set_yticks(heights, [rule.title for rule in rules], fontsize=6.5)
+        axes[0, 0].set_ylim(len(rules) - 0.4, -0.6)
+        axes[0, 0].set_xlim(-0.02, 1.02)
+        style.legend(drawing, axes[0, :1])
+        return drawing
+
+    return Figure(
+        "acceptance_rules",
+        "Certified and accepted, rule by rule",
+        "Share of steps that each rule accepts, and share that its certificate guarantees. The gap "
+        "is acceptance that no certificate guarantees: a certificate covers every drafter at this "
+        "KL, not only this one. Bars: intervals over prompts.",
+        draw,
+    )
+
+
+def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
+    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.drafter.margins`."""
+
+    @style.styled
+    def draw() -> Drawing:
+        drawing = Drawing((style.COLUMN, 0.8 + 1.2 * len(by_target)), layout="constrained")
+        axes = drawing.subplots(len(by_target), sharex=True, squeeze=False)[:, 0]
+        for axis, (name, frame) in zip(axes, by_target.items(), strict=True):
+            shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
+            colours = [style.BLUE if low >= 0 else style.VERMILION for low in frame["low"]]
+            bars = axis.bar(range(len(frame)), shares, color=colours)
+            counts = [f"{steps:.0f}" if steps else "" for steps in frame["steps"]]
+            axis.bar_label(bars, counts, fontsize=5)
+            axis.axvline(
+                (frame["low"] < 0).sum() - 0.5, color=style.BLACK, linewidth=0.8, linestyle=":"
+            )
+            names = [slack_text(*ends) for ends in frame[["low", "high"]].to_numpy()]
+            axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
+            axis.set(title=name, ylabel="accepted", ylim=(0, 1.08))
+            style.percent(axis, "y")
+        axes[-1].set_xlabel("R − KL, nats")
+        return drawing
+
+    return Figure(
+        "margins",
+        "Acceptance over R − KL",
+        "Share of steps whose draft is accepted, by the certificate R minus the drafter's KL(p‖q). "
+        f"Rule: {rule}. Right of zero the step is certified (blue), and every draft is accepted; "
+        "left of it (orange) nothing is guaranteed. Numbers: steps.",
+        draw,
+    )
+
+
+def slack_text(low: float, high: float) -> str:
+    """Return the name of a bin of R - KL.
+
+    >>> slack_text(-0.1, 0.0), slack_text(0.5, float("inf")), slack_text(-float("inf"), -2.0)
+    ('−0.1 to 0', 'above 0.5', 'below −2')
+    """
+    names = [f"{end:g}".replace("-", "−") for end in (low, high)]
+    if not np.isfinite(low):
+        return f"below {names[1]}"
+    return " to ".join(names) if np.isfinite(high) else f"above {names[0]}"

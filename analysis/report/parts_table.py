@@ -1,0 +1,40 @@
+"""The steps of a target by the gap of its logits and by their place in the answer."""
+
+from __future__ import annotations
+
+from .results import Results
+from .table import Table, cells_to_grid
+from .text import decimals, share_texts
+
+BY = {"margin": "log p₀ − log p₁, nats", "position": "half of the answer"}
+STATISTICS = {  # in the order of the table's rows
+    "share": "of all steps",
+    "acceptance": "accepted",
+    "certified": "certified",
+    "median": "median R, nats",
+}
+
+
+def parts_table(results: Results) -> Table:
+    """Return the shares of `part_statistics`; without a drafter, median certificates."""
+    data = results["parts"]
+    order = list(STATISTICS).index
+    printed_rows = data.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    digits = decimals(printed_rows.loc[printed_rows["statistic"] == "median", "value"])
+    cells = share_texts(printed_rows, {"median": digits})
+    table = cells_to_grid(printed_rows, ["statistic", "rule"], ["target", "by", "part"], cells)
+    what = "median certificate R, the ceiling where nothing fails"
+    if results.drafter:
+        what = f"accepted for {results.drafter} and certified at its KL(p‖q)"
+    return Table(
+        "parts",
+        "By margin and by position in the answer",
+        f"Steps by the target's margin log p₀ − log p₁, and in the first and second half of its "
+        f"answers: {what}. Strict greedy rejects and certifies least at low margins; a relaxed "
+        "rule helps where its row exceeds that of strict greedy.",
+        data,
+        table.rename(index=STATISTICS, level=0)
+        .rename(index={**results.titles, "": ""}, level=1)
+        .rename(columns=BY, level="by")
+        .rename_axis(index=["", "Rule"]),
+    )

@@ -1,0 +1,148 @@
+"""A study beside the tables printed in the paper (`published`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from ..rules import Rule
+from ..statistics.estimate import interval_columns
+from ..statistics.run_lengths import with_censored
+from .published import DIGITS, PAPERS, RUNS, printed_rows
+from .results import Results
+from .table import Section, Table
+from .text import CAP, UNDEFINED, number_text, run_text
+
+
+def published_section(results: Results) -> Section | None:
+    """Return the section that compares targets with the paper; None if none is the paper's."""
+    compared = compare(results)
+    if compared.empty:
+        return None
+    return Section("Beside the published", [published_table(compared)], outside(compared))
+
+
+def compare(results: Results) -> pd.DataFrame:
+    """Return the paper's numbers for the rules of a study, with the study's own.
+
+    Returns:
+        One row for each number of a target that the paper has: `target`, `table` (of `DIGITS`),
+        `row` (a rule's label, or k), `name` (as printed), `statistic` (or ε); `value`, `ci_low` and
+        `ci_high` of the study; `published`; `difference` (value minus published); `outside`,
+        whether the published number, up to its rounding, is outside the interval over prompts.
+        Empty regions count as the rule's ceiling, run lengths above the paper's cap as the cap.
+        `censored`: whether the length is a lower bound below the cap. A lower bound has no
+        difference and is not outside.
+    """
+    frames = []
+    for target in [target for target in results.targets if target in PAPERS]:
+        rows = [
+            {"table": table, "statistic": statistic, "published": min(value, CAP)}
+            | _row(table, row)
+            for table, row, statistic, value in printed_rows(target)
+            if row in results.certified_rules or not isinstance(row, Rule)
+        ]
+        ours = _ours(results, target)
+        frames.append(pd.DataFrame(rows).merge(ours, on=["row", "statistic"]))
+        frames[-1]["target"] = target
+    if not frames:
+        return pd.DataFrame()
+    data = pd.concat(frames, ignore_index=True)
+    for name in ("value", "ci_low", "ci_high"):
+        data[name] = data[name].clip(upper=data["ceiling"])
+    published = data["published"]
+    is_bound = data["censored"].eq(True) & (data["value"] < CAP)
+    half = 0.5 * 10.0 ** -data["table"].map(DIGITS)
+    within = (data["ci_low"] - half <= published) & (published <= data["ci_high"] + half)
+    has_interval = (data["ci_low"] + data["ci_high"]).notna()
+    data = data.assign(
+        difference=(data["value"] - published).mask(is_bound),
+        outside=has_interval & ~within & ~is_bound,
+        censored=is_bound,
+    )
+    first = ["target", "table", "row", "name", "statistic", "value", "ci_low", "ci_high"]
+    return data[[*first, "published", "difference", "outside", "censored"]]
+
+
+def _row(table: str, row: Rule | int) -> dict[str, Any]:
+    """Return the id, the printed name and the largest value of a row of the paper's tables."""
+    if isinstance(row, Rule):
+        ceiling = CAP if table == RUNS else row.ceiling
+        return {"row": row.label, "name": row.title, "ceiling": ceiling}
+    return {"row": str(row), "name": f"k = {row}", "ceiling": 1.0}
+
+
+def _ours(results: Results, target: str) -> pd.DataFrame:
+    """Return the results of one target, by row and statistic of the paper's tables."""
+    top = results.select("top", target=target)
+    runs = results.select("run_lengths", target=target, estimator="per_call")
+    parts = [
+        top.assign(row=top["k"].astype(str)),
+        results.select("certificates", target=target).rename(columns={"rule": "row"}),
+        runs.rename(columns={"rule": "row", "eps": "statistic"}),
+    ]
+    names = ["row", "statistic", "value", "ci_low", "ci_high", "cut"]
+    filled = [
+        part.reindex(columns=names).astype({"statistic": object}) for part in parts if len(part)
+    ]
+    return with_censored(pd.concat(filled)).drop(columns="cut")
+
+
+def outside(compared: pd.DataFrame) -> list[str]:
+    """Return a line a target: how many published numbers, lower bounds aside, are outside."""
+    lines = []
+    for target, numbers in compared.groupby("target", sort=False):
+        counts = ", ".join(
+            f"{_heading(str(table))} {part['outside'].sum()} of {part['difference'].count()}"
+            for table, part in numbers.groupby("table", sort=False)
+        )
+        lines.append(f"{target}: published numbers outside our intervals over prompts: {counts}.")
+    return lines
+
+
+def published_table(compared: pd.DataFrame) -> Table:
+    """Return all numbers of the paper: ours, published, and the difference."""
+    lines = []
+    for row in compared.to_dict("records"):
+        table = row["table"]
+        statistic = row["statistic"]
+        column = statistic if isinstance(statistic, str) else f"ε = {statistic:g}"
+        ends = ", ".join(_number(table, row[end]) for end in interval_columns("value"))
+        lines.append(
+            {
+                "target": row["target"],
+                "table": _heading(table),
+                "Row": f"{row['name']}, {column}",
+                "ours": f"{_number(table, row['value'], row['censored'])} [{ends}]",
+                "published": _number(table, row["published"]),
+                "difference": _difference(table, row["difference"], row["outside"]),
+            }
+        )
+    return Table(
+        "published",
+        "The paper's tables beside the published",
+        "Ours: as certified in this study, with bootstrap intervals over prompts. Difference: ours "
+        "less published (arXiv 2606.30265v1); ≠: the published number lies outside the interval. "
+        "≥: a lower bound, as the ends of answers cut many calls; it has no difference.",
+        compared,
+        pd.DataFrame(lines).set_index(["target", "table", "Row"]),
+    )
+
+
+def _heading(table: str) -> str:
+    return f"Tables {table}" if table == RUNS else f"Table {table}"
+
+
+def _difference(table: str, difference: float, outside: bool) -> str:
+    if math.isnan(difference):
+        return UNDEFINED
+    text = f"{difference:+z.{DIGITS[table]}f}".replace("-", "−")
+    return f"{text} ≠" if outside else text
+
+
+def _number(table: str, value: float, censored: bool = False) -> str:
+    if table == RUNS:
+        return run_text(math.inf if value >= CAP else value, censored)
+    return number_text(value, DIGITS[table])

@@ -1,0 +1,99 @@
+"""The settings that certify a share of the steps, and what strict greedy guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..acceptance.guarantees import StrictestSetting, greedy_guarantees, strictest_settings
+from ..acceptance.target import Target
+from ..rules import StrictGreedy
+from .results import Results
+from .table import Table, cells_to_grid
+from .text import estimate_text, number_text, percent_text, symbol
+
+EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
+SHARE = 0.9  # of the steps, to be certified
+FAMILY_TITLES = {
+    "additive": "Additive",
+    "multiplicative": "Multiplicative",
+    "absolute": "Absolute threshold",
+    "typical": "Typical (Medusa)",
+    "mars": "MARS",
+    "tree": "Tree",
+}
+Row = dict[str, Any]
+
+
+def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
+    """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
+
+    None if the study has neither strict greedy nor a family whose setting can be searched.
+    """
+    rows = [
+        {"target": target.label, "eps": eps} | row
+        for target in targets
+        for eps in EPSILONS
+        for row in [
+            *_greedy_rows(target, eps, results),
+            *map(_setting_row, strictest_settings(target, eps, SHARE)),
+        ]
+    ]
+    if not rows:
+        return None
+    data = pd.DataFrame(rows)
+    grid = cells_to_grid(data, ["target", "quantity"], "eps", data["text"])
+    grid.columns = [f"any drafter within {eps:g} nats" for eps in grid.columns]
+    grid = grid.rename_axis(index=["target", "Guarantee"])
+    caption = (
+        "What holds for every drafter whose KL stays within the bound above each column, and the "
+        f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does). Tokens "
+        "per call: drafts of any length, without each answer's first token, which Table 5 counts."
+    )
+    if results.drafter:
+        drafter = f"{results.drafter}, which is not within that KL at every step"
+        caption += f" The guarantee does not apply to {drafter}."
+    return Table(
+        "settings",
+        f"Which setting certifies {100 * SHARE:g} % of the steps?",
+        caption,
+        data.drop(columns="text"),
+        grid if len(targets) > 1 else grid.droplevel("target"),
+    )
+
+
+def _greedy_rows(target: Target, eps: float, results: Results) -> Iterator[Row]:
+    """Yield what strict greedy guarantees, and what was measured of the drafter."""
+    guarantees = greedy_guarantees(target, eps)
+    forms: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: printed name and format
+        "certified": ("Strict greedy certifies, of the steps", percent_text),
+        "per_call": ("Strict greedy guarantees, tokens per call", number_text),
+        "drafter_within": (f"{results.drafter} is within that KL, of the steps", percent_text),
+        "drafter_per_call": (f"{results.drafter} reaches, tokens per call", number_text),
+    }
+    if "drafter_within" in guarantees:
+        measured = results.acceptance[target.label, StrictGreedy().label, "measured_per_call"]
+        guarantees["drafter_per_call"] = measured.value
+    for statistic, value in guarantees.items():
+        quantity, form = forms[statistic]
+        yield {"quantity": quantity, "value": value, "text": form(value)}
+
+
+def _setting_row(setting: StrictestSetting) -> Row:
+    family, parameter, is_least, estimate, any_setting = setting
+    is_whole = isinstance(family.parameters[parameter], int)
+    text = "any" if any_setting else estimate_text(estimate, digits=0 if is_whole else 4)
+    fixed = [
+        f", {symbol(name)} = {value:g}"
+        for name, value in family.parameters.items()
+        if name != parameter
+    ]
+    end = "least" if is_least else "most"
+    title = f"{FAMILY_TITLES[family.name]}{''.join(fixed)}"
+    return {
+        "quantity": f"{title}: {symbol(parameter)} at {end}",
+        "text": text,
+        **estimate.columns(),
+    }

@@ -1,0 +1,78 @@
+"""The verdict in words: on a log, what a token costs, and all of it as text to paste."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ..acceptance.guarantees import certified_by_greedy, guaranteed_per_call
+from ..acceptance.target import Target
+from ..decoding.metrics import Decoded
+from ..decoding.verdict import UNTIMED, Advice
+from .results import LEVEL
+from .table import Table
+from .text import number_text
+
+DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
+
+
+def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
+    """Return a line on what a token costs: of the target alone, and drafted."""
+    alone = speeds[speeds["drafter"] == "none"]
+    drafted = speeds[speeds["drafter"] == "model"]
+    text = (
+        f"{decoded.target} alone: {alone['tokens_per_second'].iloc[0]:.3g} tokens per second, "
+        f"{1000 * alone['per_token'].iloc[0]:.3g} ms per token"
+    )
+    if len(drafted):
+        text += f"; {decoded.drafter}: {1000 * drafted['c_q'].iloc[0]:.3g} ms per drafted token"
+    return f"{text}."
+
+
+def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
+    """Return a paragraph for each target, and the table of methods in Markdown, to paste.
+
+    Names are text: nothing in them makes a tag, a link or a cell.
+    """
+    blocks = []
+    for of_target in advice:
+        beside = [f"- {text}" for text in of_target.beside]
+        blocks.append("\n".join([of_target.sentence, *beside]))
+    if methods is not None:
+        flat = methods.cells.reset_index().rename(columns=str.lower)
+        rows = [list(flat.columns), ["---"] * flat.shape[1], *flat.to_numpy().tolist()]
+        cells = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
+        blocks.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
+    return "\n\n".join(blocks).replace("<", r"\<").replace("](", r"]\(") + "\n"
+
+
+def log_advice(target: Target) -> Advice:
+    """Return the verdict on the target of an engine's log: what it answers, and what it can't."""
+    relax = (
+        "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
+        "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "
+        "which setting certifies stands below."
+    )
+    draft_length = (
+        "How long should drafts be? That depends on what a step costs, which no log tells. Ask the "
+        "server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
+        "pipeline.engine alone.jsonl drafted.jsonl` says how much faster it is with drafts."
+    )
+    certified = certified_by_greedy(target, LEVEL)
+    if certified is not None:
+        tokens = {n: guaranteed_per_call(certified, target, n) for n in DRAFT_LENGTHS}
+        if math.isnan(tokens[1]):
+            draft_length += " No answer has a second token, so no tokens per call are guaranteed."
+        else:
+            each = ", ".join(f"{number_text(x)} for {n}" for n, x in tokens.items())
+            draft_length += (
+                " Guaranteed tokens per call by draft length, to a drafter within "
+                f"{LEVEL:g} nats at every step: {each}."
+            )
+    sentence = (
+        f"A log of {target.label} tells how much drafter error it tolerates, not whether drafting "
+        "pays: the cost of a step is missing."
+    )
+    return Advice(target.label, UNTIMED, sentence, [relax, draft_length])
