@@ -36,6 +36,7 @@ from pipeline.core.store import relative
 from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
+from pipeline.engines.registry import engine_named
 from pipeline.engines.seals import SEAL, is_whole, sealed
 from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
@@ -147,7 +148,7 @@ def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str,
 def _draft_length(server: servers.Server, page: str | None) -> int | None:
     """Return how many tokens the server drafts; None where it does not tell before it drafts."""
     length = 0 if page is None else len(read_page("/metrics", page).by_place)
-    tells_none = server.engine == "vLLM" and page is not None
+    tells_none = page is not None and engine_named(server.engine).tells_no_drafts
     return length if length or tells_none else None
 
 

@@ -22,7 +22,10 @@ from pathlib import Path
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.errors import PipelineError, command
 from pipeline.engines.answers import counted
-from pipeline.engines.runs import Run, compare, read_run, recommendation, screen, untold
+from pipeline.engines.comparison import compare
+from pipeline.engines.recommendation import recommendation
+from pipeline.engines.runs import Run, read_run
+from pipeline.engines.screen import screen, untold
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"

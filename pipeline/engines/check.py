@@ -21,7 +21,8 @@ from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.core.errors import PipelineError
 from pipeline.drafters.pairs import load_pair, read_pair
-from pipeline.engines.counts import REMEDIES, EngineAnswer
+from pipeline.engines.counts import EngineAnswer
+from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model
@@ -154,9 +155,8 @@ class CheckedStudy:
     def checks(self, base: Run, run: Run) -> list[Check]:
         """Check a run with drafts beside one without."""
         if run.counts.drafting is None:
-            raise PipelineError(
-                f"{run.path} counts no drafts: {REMEDIES.get(run.engine, REMEDIES['vLLM'])}"
-            )
+            remedy = counts_remedy(engine_named(run.engine))
+            raise PipelineError(f"{run.path} counts no drafts: {remedy}")
         if not run.length:
             raise PipelineError(f"decoding.draft_length must be given: {run.path} does not tell it")
         alone, drafted = self._asked(base), self._asked(run)
@@ -225,7 +225,8 @@ class CheckedStudy:
             steps = Trajectories.from_positions(np.arange(len(asked.tokens)))
             calls = calls_along(self._along(asked).right, steps, length)
             return [(length, int(k), int(e)) for k, e in zip(*calls[2:], strict=True)]
-        limit = self._config.distributions.steps if run.counts.engine == "llama.cpp" else None
+        cuts_drafts = engine_named(run.counts.engine).cuts_drafts
+        limit = self._config.distributions.steps if cuts_drafts else None
         return lookup_calls(
             asked.prompt, asked.tokens, length, lookup.lookup, lookup.lookup_match, limit
         )

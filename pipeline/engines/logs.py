@@ -18,19 +18,18 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import Part, counted, read_answers
+from pipeline.engines.answers import counted, read_answers
+from pipeline.engines.kind import Engine, Part
+from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
 from pipeline.engines.steps import (
     CUT_STEPS,
     FLOAT32,
-    RAW,
-    RAW_LLAMA,
     OddStepError,
     Step,
     StepList,
     Token,
     Top,
     UnreadableStepError,
-    by_llama,
     check_sums,
     logged_steps,
     ranked_step,
@@ -38,7 +37,6 @@ from pipeline.engines.steps import (
 
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 LEAST_ERROR = 1e-4  # nats
-ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.cpp's softmax
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
@@ -63,6 +61,7 @@ class EngineLog:
     k: int  # log-probabilities of every step
     error: float  # how far each value may be from another float32 pass of the same model, nats
     model: str | None  # its name, where it is said
+    engine: str  # that wrote it; empty where nothing tells it
     answers: int  # how many there were
     excluded: dict[str, int]  # what was left out, and how often
     given_ids: bool  # whether tokens are the engine's ids
@@ -79,20 +78,23 @@ def read_log(
     """
     echoed = 0
 
-    def read(answer: Part) -> tuple[StepList, bool, str]:
+    def read(answer: Part) -> tuple[StepList, Engine, str]:
         nonlocal echoed
         asked = [answer.request[key] for key in PROMPTS if answer.request.get(key)]
         prompt = json.dumps(asked[0]) if asked else ""
         steps, prompt_tokens = logged_steps(answer)
         echoed += prompt_tokens
-        return steps, by_llama(answer), prompt
+        return steps, engine_of(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
     excluded[ECHOED] += echoed
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
-    by_llama_cpp = any(llama for _, llama, _ in answers.values())
-    remedy = RAW_LLAMA if by_llama_cpp else RAW
+    # of several the one whose values are the least exact
+    engine = max(
+        (one for _, one, _ in answers.values()), key=lambda one: one.sum_error, default=UNKNOWN
+    )
+    remedy = raw_remedy(engine)
     logged = _trajectories(path, steps_of, excluded, remedy)
     if not logged:
         raise PipelineError(
@@ -102,10 +104,10 @@ def read_log(
     steps = [step for trajectory in logged.values() for step in trajectory]
     rounding = error or 0.0
     if error is None:
-        rounding, error = _errors(steps, by_llama_cpp * (vocab_size or 0) * ONE_PASS)
+        rounding, error = _errors(steps, (vocab_size or 0) * engine.sum_error)
     size = min(k, min(len(step.top) for step in steps))
     trajectories, texts = _numbered(path, logged, vocab_size, size)
-    if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
+    if vocab_size is not None or not engine.sum_error:
         check_sums(path, steps, rounding, vocab_size, remedy)
     _check_emitted(path, steps)
     return EngineLog(
@@ -113,6 +115,7 @@ def read_log(
         k=size,
         error=error,
         model=model,
+        engine=engine.name,
         answers=len(answers),
         excluded=+excluded,
         given_ids=isinstance(steps[0].emitted, int),

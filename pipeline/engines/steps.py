@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.errors import PipelineError, first_line
-from pipeline.engines.answers import FormatError, Part
+from pipeline.engines.kind import FormatError, Part, mapping
+from pipeline.engines.llama_cpp import SAMPLED
+from pipeline.engines.registry import ENGINES, engine_of
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]
@@ -32,12 +34,6 @@ FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
 SUM_ROUNDING = 1e-6  # of sums of probabilities
 OWN = 1e-3  # nats, between the emitted token's own value and that of the list
 CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
-RAW = (
-    "log raw values (vLLM: --logprobs-mode raw_logprobs; SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)"
-)
-RAW_LLAMA = "log raw values (llama.cpp: post_sampling_probs=false, backend_sampling=false)"
-PROCESSED = ("temp_scaled_logprobs", "top_p_normalized_logprobs")  # of a request
-SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
 
 
 class OddStepError(PipelineError):
@@ -71,14 +67,7 @@ def logged_steps(part: Part) -> tuple[StepList, int]:
     """
     _check_settings(part)
     if not part.is_choice:
-        if not by_llama(part):
-            raise FormatError(
-                "is of SGLang's /generate, whose log-probabilities are not read: ask its "
-                "/v1/completions, with logprobs=N"
-            )
-        entries = part.body.get("completion_probabilities")
-        if entries is None:
-            raise FormatError("has no completion_probabilities: ask for n_probs=N")
+        entries = engine_of(part).logged_entries(part)
         return [_described(entry, part.line) for entry in entries], 0
     logprobs, steps = part.content.get("logprobs") or {}, StepList()
     if isinstance(logprobs.get("content"), list):
@@ -93,24 +82,14 @@ def logged_steps(part: Part) -> tuple[StepList, int]:
 
 def _check_settings(part: Part) -> None:
     """Check that neither the request nor the answer's settings ask for processed values."""
-    request, verbose = part.request, _mapping(part.body.get("__verbose"))  # of llama.cpp
+    request, verbose = part.request, mapping(part.body.get("__verbose"))  # of llama.cpp
     settings = [request, request.get("sampling_params"), request.get("extra_body")]
     settings += [body.get("generation_settings") for body in (part.body, verbose)]
-    for one in map(_mapping, settings):
-        if one.get("backend_sampling"):
-            raise FormatError(
-                "was sampled in the backend, where the softmax may be over the sampled candidates "
-                "only: log with backend_sampling=false"
-            )
-        if one.get("post_sampling_probs"):
-            raise FormatError(SAMPLED)
-        for name in PROCESSED:
+    processed = {name: why for engine in ENGINES for name, why in engine.processed.items()}
+    for one in map(mapping, settings):
+        for name, why in processed.items():
             if one.get(name):
-                raise FormatError(f"has processed log-probabilities: log with {name}=false")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+                raise FormatError(why)
 
 
 def _remedy(part: Part) -> str:
@@ -136,14 +115,6 @@ def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
     if type(size) is not int or not 0 <= size <= steps:
         raise FormatError("echoes its prompt, and does not say how long it is: ask for echo=false")
     return size
-
-
-def by_llama(part: Part) -> bool:
-    """Whether llama.cpp wrote an answer, whose softmax adds the vocabulary up one by one."""
-    if not part.is_choice:
-        return "meta_info" not in part.body
-    content = (part.content.get("logprobs") or {}).get("content") or []
-    return any("id" in _mapping(entry) for entry in content)
 
 
 def _described(entry: Mapping[str, Any] | None, line: int) -> Step | None:
@@ -223,7 +194,7 @@ def _number(value: Any) -> float:
     return value
 
 
-def ranked_step(path: Path, step: Step, remedy: str = RAW) -> Step:
+def ranked_step(path: Path, step: Step, remedy: str) -> Step:
     """Return a step with its list by falling value, and the mass of the whole list.
 
     `remedy` says how to log raw values.
@@ -273,7 +244,7 @@ def ranked_step(path: Path, step: Step, remedy: str = RAW) -> Step:
 
 
 def check_sums(
-    path: Path, steps: Sequence[Step], error: float, vocab_size: int | None, remedy: str = RAW
+    path: Path, steps: Sequence[Step], error: float, vocab_size: int | None, remedy: str
 ) -> None:
     """Check that whole lists belong to distributions over the vocabulary, tails included.
 

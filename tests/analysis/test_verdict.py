@@ -24,7 +24,7 @@ from analysis.decoding.paired_accuracy import (
 from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
 from analysis.report.decoding_tables import accuracy_table, speed_intervals
 from analysis.rules import Additive, StrictGreedy
-from pipeline.engines.runs import Speed
+from pipeline.engines.comparison import Speed
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
 COMMAND = "python -m pipeline study=s"
