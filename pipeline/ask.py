@@ -91,7 +91,8 @@ async def _save(
     before: str | None,
 ) -> None:
     """Ask for the answers that a file lacks; write it, and what lies beside it."""
-    settings, wanted = study.config.ask, study.config.distributions
+    settings = study.config.ask
+    wanted = study.config.distributions
     how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
     requests = {name: servers.request_body(server, ids, *how) for name, ids in prompts.items()}
     answered = _read_answered(path, requests)
@@ -227,9 +228,11 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> dict[str, Any]:
     for number, line in enumerate(whole[:end].splitlines(), start=1):
         try:
             row = json.loads(line)
-            name, request = row["custom_id"], row["request"]
+            name = row["custom_id"]
+            request = row["request"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            name, request = None, None
+            name = None
+            request = None
         if not isinstance(name, str) or name not in requests or requests[name] != request:
             raise PipelineError(
                 f"{path}, line {number} answers another request (prompts, steps, sampling or "

@@ -67,7 +67,8 @@ def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
     from pipeline.study import Study
 
     study = Study("stage=drafts", *overrides)
-    models, passed = CheckedStudy(study), True
+    models = CheckedStudy(study)
+    passed = True
     drafter = "prompt look-up" if study.config.drafter is None else study.config.drafter.label
     target = study.config.targets[study.targets[0]].label
     for run in runs:

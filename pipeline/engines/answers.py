@@ -96,7 +96,8 @@ def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[Part]
     text = _decoded(read_bytes(path))
     broken: list[int] = []
     streams = Streams(has_events(text))
-    objects, strange = 0, ""
+    objects = 0
+    strange = ""
 
     def whole() -> Iterator[tuple[int, int, Any]]:
         nonlocal objects
@@ -152,12 +153,14 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
         return CHANGED
     body = value["response"] if isinstance(value.get("response"), Mapping) else value
     request = value["request"] if isinstance(value.get("request"), Mapping) else {}
-    choices, took = body.get("choices"), value.get("seconds")
+    choices = body.get("choices")
+    took = value.get("seconds")
     seconds = took if isinstance(took, float) and 0 < took < 1e7 else math.nan
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
-    name, fallback = value.get("custom_id"), f"line-{line}"
+    name = value.get("custom_id")
+    fallback = f"line-{line}"
     if isinstance(choices, list) and choices and all(isinstance(c, Mapping) for c in choices):
         own = printable(name or body.get("id") or body.get("request_id") or fallback)
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]

@@ -125,7 +125,8 @@ def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
 
 def _differences(base: Run, run: Run) -> list[str]:
     """Return why two runs do not compare: another model, other requests, another load."""
-    names, found = (base.path.name, run.path.name), []
+    names = (base.path.name, run.path.name)
+    found = []
     if base.page and run.page:
         models = base.page.model, run.page.model
         if all(models) and models[0] != models[1]:

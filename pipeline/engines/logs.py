@@ -21,19 +21,15 @@ from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import counted, read_answers
 from pipeline.engines.kind import Engine, Part
 from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
-from pipeline.engines.steps import (
+from pipeline.engines.step_checks import (
     CUT_STEPS,
     FLOAT32,
     OddStepError,
-    Step,
-    StepList,
-    Token,
-    Top,
     UnreadableStepError,
     check_sums,
-    logged_steps,
     ranked_step,
 )
+from pipeline.engines.steps import Step, StepList, Token, Top, logged_steps
 
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 LEAST_ERROR = 1e-4  # nats
@@ -90,10 +86,8 @@ def read_log(
     excluded[ECHOED] += echoed
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
-    # of several the one whose values are the least exact
-    engine = max(
-        (one for _, one, _ in answers.values()), key=lambda one: one.sum_error, default=UNKNOWN
-    )
+    engines = [engine for _, engine, _ in answers.values()]
+    engine = max(engines, key=lambda one: one.sum_error, default=UNKNOWN)  # the least exact
     remedy = raw_remedy(engine)
     logged = _trajectories(path, steps_of, excluded, remedy)
     if not logged:
@@ -205,7 +199,8 @@ def _trajectories(
     sizes = Counter(len(step.top) for step in every)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
-    problems, cut = list[OddStepError](), list[int]()
+    problems = list[OddStepError]()
+    cut = list[int]()
     for name, all_steps in answers.items():
         begin = 0
         for at, step in enumerate(all_steps):
@@ -217,7 +212,8 @@ def _trajectories(
                 ranked = None
                 reason = UNREADABLE if isinstance(problem, UnreadableStepError) else ODD
             if step and ranked:
-                reason, size = SHORTER, len(step.top)
+                reason = SHORTER
+                size = len(step.top)
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
                 if size >= least and len(ranked.top) >= usual - 1:
                     steps_of.setdefault((name, begin), []).append(ranked)

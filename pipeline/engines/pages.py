@@ -64,8 +64,10 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
         PipelineError: a series of the first page is missing or smaller on the last, or the pages
             lack a count that the speed needs.
     """
-    early, late = (_series(path, _text(path)) for path in (first, last))
-    before, after = _sums(first, early), _sums(last, late)
+    early = _series(first, _text(first))
+    late = _series(last, _text(last))
+    before = _sums(first, early)
+    after = _sums(last, late)
     broken = _break_between(first.name, early, late)
     if broken:
         raise PipelineError(f"{last} {broken}: ask again (ask.name=NAME), or save both pages again")
@@ -185,7 +187,8 @@ def _series(path: Path | str, text: str) -> Series:
         try:
             if len(line) > LONGEST:
                 raise ValueError
-            ((sample,),) = (family.samples for family in text_string_to_metric_families(line))
+            (family,) = text_string_to_metric_families(line)
+            (sample,) = family.samples
         except (ValueError, IndexError):
             raise PipelineError(
                 f"{place} is no metric ({line[:SHOWN]!r}): give the engine's page"

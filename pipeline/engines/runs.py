@@ -64,20 +64,28 @@ def read_run(path: Path, length: int | None = None) -> Run:
 
     Of NAME.after.txt with NAME.before.txt beside it the page is the difference of the two.
     """
-    counts = page = page_of(path)
-    if counts is None:
-        counts = read_sums(path)
-        page = _page_beside(path, len(counts.answers))
-        if page is not None and counts.by_place:
-            passes = page.passes
-            counts = replace(counts, passes=passes, most_passes=passes, emitted=page.emitted)
-        elif page is not None and (page.drafts > 0 or counts.drafting is None):
-            counts = replace(page, answers=counts.answers, excluded=counts.excluded)
+    page = page_of(path)
+    if page is None:
+        answers = read_sums(path)
+        page = _page_beside(path, len(answers.answers))
+        counts = answers if page is None else _with_page(answers, page)
+    else:
+        counts = page
     if counts.drafting is False:
         length = 0
     elif _drafts_are_full(counts):
         length = len(counts.by_place)
     return Run(path, length, counts, page, _record(path))
+
+
+def _with_page(answers: Counts, page: Counts) -> Counts:
+    """Return the counts of answers and of their page together: all passes are those of the page."""
+    if answers.by_place:
+        passes = page.passes
+        return replace(answers, passes=passes, most_passes=passes, emitted=page.emitted)
+    if page.drafts > 0 or answers.drafting is None:
+        return replace(page, answers=answers.answers, excluded=answers.excluded)
+    return answers
 
 
 def _drafts_are_full(counts: Counts) -> bool:
@@ -104,7 +112,9 @@ def _record(path: Path) -> Mapping[str, Any]:
 
 def _page_beside(path: Path, answers: int) -> Counts | None:
     """Return the sums between the pages beside answers; None where they do not cover all."""
-    first, last, record = (path.with_suffix(end) for end in (".before.txt", ".after.txt", ".json"))
+    first = path.with_suffix(".before.txt")
+    last = path.with_suffix(".after.txt")
+    record = path.with_suffix(".json")
     if path.suffix != ".jsonl" or not all(file.is_file() for file in (first, last, record)):
         return None
     covered = _record(path).get("answers_of_pages")

@@ -17,7 +17,8 @@ def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
     """Return the lines of the table."""
     rows = []
     for i, run in enumerate(runs):
-        counts, (rates, _) = run.counts, run.acceptance
+        counts = run.counts
+        rates = run.acceptance[0]
         row = {
             "run": run.path.name,
             "drafts of": "-" if run.length is None else run.length or "none",
