@@ -126,12 +126,16 @@ async def _save(
             f"{len(failed)} of {len(requests)} prompts have no answer; the first is {name}: "
             f"{reason}. The same command asks for these again"
         )
-    pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
-    print(
-        f"{server.shown}, {printable(server.model)}: {len(todo)} answers in "
-        f"{seconds:.1f} s{pages}\nanswers: {relative(path)}",
-        flush=True,
-    )
+    told = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
+    if after is None:
+        told += f"; no counts on /metrics{_page_hint(server)}"
+    print(f"{told}\nanswers: {relative(path)}", flush=True)
+
+
+def _page_hint(server: servers.Server) -> str:
+    """Return what makes a server have a page of /metrics, empty where nothing does."""
+    flag = engine_named(server.engine).page_flag
+    return f" (start {server.engine} with {flag})" if flag else ""
 
 
 def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str, Any]:
@@ -286,9 +290,8 @@ async def _send(
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
                     line["seconds"] = round(took, 6)
-                    file.write(
-                        json.dumps(sealed(line)) + "\n"
-                    )  # ASCII: a text may be no valid Unicode
+                    # as ASCII: a text may be no valid Unicode
+                    file.write(json.dumps(sealed(line)) + "\n")
                     file.flush()
                 bar.update(1)
 

@@ -23,6 +23,7 @@ from analysis.statistics.bootstrap import Resampling
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable
 from pipeline.engines.counts import UNDRAFTED, Counts
+from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
@@ -67,9 +68,8 @@ def compare(
     for run in runs:
         if run.counts.drafting is False:
             raise PipelineError(
-                f"{run.path} counts no drafts: start this server with a drafter, or "
-                "give what counts them (vLLM's answers with --per-request-spec-decode-metrics "
-                "detailed)"
+                f"{run.path} counts no drafts: start this server with a drafter, or give what "
+                f"counts them ({counts_remedy(engine_named(run.engine))})"
             )
         if base.engine and run.engine and base.engine != run.engine:
             raise PipelineError(
@@ -125,37 +125,47 @@ def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
 
 def _differences(base: Run, run: Run) -> list[str]:
     """Return why two runs do not compare: another model, other requests, another load."""
-    names = (base.path.name, run.path.name)
     found = []
     if base.page and run.page:
         models = base.page.model, run.page.model
         if all(models) and models[0] != models[1]:
-            found.append(f"{names[0]} is of {models[0]}, {names[1]} of {models[1]}")
+            found.append(f"{base.path.name} is of {models[0]}, {run.path.name} of {models[1]}")
     least, _ = base.counts.tokens_per_pass
     if least > UNDRAFTED:  # NaN compares as false
-        found.append(f"{names[0]} has {least:.3f} tokens per pass, so something was drafted there")
+        found.append(
+            f"{base.path.name} has {least:.3f} tokens per pass, so something was drafted there"
+        )
     tokens = _tokens_of_both(base, run)
     if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:  # NaN compares as false
         found.append(
-            f"{names[0]} counts {tokens[0]:,.0f} tokens and {names[1]} {tokens[1]:,.0f}: other "
-            "requests, or a server that was restarted"
+            f"{base.path.name} counts {tokens[0]:,.0f} tokens and {run.path.name} "
+            f"{tokens[1]:,.0f}: other requests, or a server that was restarted"
         )
+    other_load = _load_difference(base, run)
+    if other_load:
+        found.append(f"{other_load}: the speed is that of another load")
+    return found
+
+
+def _load_difference(base: Run, run: Run) -> str:
+    """Return how the loads of two runs differ, as they were asked or by their pages; or nothing."""
     at_once = base.record.get("concurrent"), run.record.get("concurrent")
     if None not in at_once:
-        if at_once[0] != at_once[1]:
-            asked = [printable(number) for number in at_once]
-            found.append(
-                f"{names[0]} was asked with {asked[0]} at once and {names[1]} with {asked[1]}: the "
-                "speed is that of another load"
-            )
-    elif base.page and run.page:
+        if at_once[0] == at_once[1]:
+            return ""
+        asked = [printable(number) for number in at_once]
+        return (
+            f"{base.path.name} was asked with {asked[0]} at once and {run.path.name} with "
+            f"{asked[1]}"
+        )
+    if base.page and run.page:
         loads = base.page.load, run.page.load
         if max(loads) > SAME_LOAD * min(loads):
-            found.append(
-                f"{names[0]} served {loads[0]:.1f} requests a step and {names[1]} {loads[1]:.1f}: "
-                "the speed is that of another load"
+            return (
+                f"{base.path.name} served {loads[0]:.1f} requests a step and {run.path.name} "
+                f"{loads[1]:.1f}"
             )
-    return found
+    return ""
 
 
 def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:

@@ -34,7 +34,7 @@ class EngineAnswer(NamedTuple):
     counted_passes: float = math.nan  # after prefill, where the engine counts all of them
     histogram: list[int] | None = None  # how many calls accepted 0, 1, ... tokens
     per_step: list[tuple[int, int]] | None = None  # (accepted, drafted) of every call in order
-    ended: bool = False  # of llama.cpp, whether the model ended it
+    ended: bool = False  # by the model, so that all accepted tokens may lie behind its end
     seconds: float = math.nan  # of the whole request
     decode_seconds: float = math.nan  # after prefill, by the engine's clock
 

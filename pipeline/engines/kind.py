@@ -101,7 +101,7 @@ class Engine:
         counts_remedy: how it is made to count drafts in its answers.
         leaves_out_zeros: whether answers without counts, among others with some, had no drafts.
         counts_full_drafts: whether counts by position go up to the draft length.
-        cuts_drafts: whether a draft has at most as many tokens as an answer may still have.
+        cuts_drafts: whether no draft has more tokens than an answer may still have.
         length_key: its setting of the draft length.
         length_flags: the flags that set it; {n} tokens are drafted, {more} is one more.
         shows_itself: whether all its log-probabilities show that it wrote them.
@@ -110,13 +110,14 @@ class Engine:
             error.
         sum_error: nats that its softmax may be off, for each token of the vocabulary.
         prefix: of its metrics.
+        page_flag: that makes its server have a page of /metrics; empty where it always has one.
         metrics: what is read of each, without prefix and _total; empty where pages are not read.
         gauges: meanings of metrics that may fall while a server runs.
         counts_prefill: whether a page counts prefill among passes, and its tokens.
         owner: of its models in /v1/models; empty is a server that is not asked.
         endpoint: that answers one prompt.
         version_at: the endpoint and the key of its version.
-        tells_no_drafts: whether a page without counts by position means that nothing is drafted.
+        tells_no_drafts: whether a page without counts of drafts means that nothing is drafted.
     """
 
     name: ClassVar[str] = ""
@@ -132,6 +133,7 @@ class Engine:
     processed: ClassVar[Mapping[str, str]] = {}
     sum_error: ClassVar[float] = 0.0
     prefix: ClassVar[str] = ""
+    page_flag: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, str]] = {}
     gauges: ClassVar[frozenset[str]] = frozenset()
     counts_prefill: ClassVar[bool] = False

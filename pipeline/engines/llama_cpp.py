@@ -110,6 +110,7 @@ class LlamaCpp(Engine):
     processed = PROCESSED
     sum_error = 2.0**-24  # its softmax adds the vocabulary up one by one, in float32
     prefix = "llamacpp"
+    page_flag = "--metrics"
     metrics = DRAFTS | {
         "n_decode": "engine_steps",
         "n_busy_slots_per_decode": "slots",

@@ -24,7 +24,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import MOST_PLACES, Counts
 from pipeline.engines.kind import PageSums
-from pipeline.engines.registry import ENGINES, engine_named
+from pipeline.engines.registry import ENGINES, engine_named, engines_with_pages
 
 METRICS = {  # by name, without _total
     f"{engine.prefix}:{name}": (engine, meaning)
@@ -58,7 +58,7 @@ def page_of(path: Path) -> Counts | None:
 
 
 def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
-    """Return the sums between two pages; llama.cpp counts prefill of `prompts`, and its tokens.
+    """Return the sums between two pages in which `prompts` were answered.
 
     Raises:
         PipelineError: a series of the first page is missing or smaller on the last, or the pages
@@ -215,4 +215,4 @@ def _unread_page(text: str) -> str:
     for engine in ENGINES:
         if not engine.metrics and re.search(f"^{engine.prefix}:", text, re.MULTILINE):
             return f"is a page of {engine.name}, which is not read: give its answers"
-    return "has no counts of drafts or passes: give one of vLLM, or of llama.cpp --metrics"
+    return f"has no counts of drafts or passes: give one of {engines_with_pages()}"

@@ -26,6 +26,17 @@ def engine_named(name: str) -> Engine:
     return next((engine for engine in ENGINES if engine.name == name), UNKNOWN)
 
 
+def served_engines() -> str:
+    """Return the names of the engines that `pipeline.ask` asks."""
+    return " or ".join(engine.name for engine in ENGINES if engine.owner)
+
+
+def engines_with_pages() -> str:
+    """Return the engines whose pages are read, with the flag that makes a server have one."""
+    pages = [f"{engine.name} {engine.page_flag}" for engine in ENGINES if engine.metrics]
+    return ", or of ".join(page.strip() for page in pages)
+
+
 def has_own_layout(body: Mapping[str, Any]) -> bool:
     """Say whether an object without `choices` is an answer of one of the engines."""
     return any(engine.has_layout(body) for engine in ENGINES)

@@ -19,7 +19,7 @@ from pipeline.core.secrets import without_secrets
 from pipeline.engines.answers import answer_parts, printable
 from pipeline.engines.kind import FormatError
 from pipeline.engines.pages import read_page
-from pipeline.engines.registry import ENGINES, engine_named
+from pipeline.engines.registry import ENGINES, engine_named, served_engines
 from pipeline.engines.sums import read_answer
 
 MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
@@ -31,7 +31,7 @@ class Server:
     """A server that answers."""
 
     url: str  # without a path and a login
-    engine: str  # vLLM or llama.cpp
+    engine: str  # its name
     version: str  # its own word, empty without one
     model: str  # as the server names it
     endpoint: str  # the address that answers one prompt
@@ -127,7 +127,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         owners = {name: str(card.get("owned_by")) for name, card in cards.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PipelineError(
-            f"{base}/v1/models lists no models (status {status}): is it vLLM or llama.cpp?"
+            f"{base}/v1/models lists no models (status {status}): is it {served_engines()}?"
         ) from error
     name = model or next(iter(owners), None)
     if name not in owners or (model is None and len(owners) > 1):
@@ -137,7 +137,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
     engine = next((one for one in ENGINES if one.owner == owners[name]), None)
     if engine is None:
         raise PipelineError(
-            f"{base} is a server of {printable(owners[name]):.60}: give vLLM's or llama.cpp's"
+            f"{base} is a server of {printable(owners[name]):.60}: give one of {served_engines()}"
         )
     about, key = engine.version_at
     try:
