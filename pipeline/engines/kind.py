@@ -109,7 +109,7 @@ class Engine:
         processed: settings of a request whose log-probabilities are not the model's own, and the
             error.
         sum_error: nats that its softmax may be off, for each token of the vocabulary.
-        prefix: of its metrics.
+        prefix: of its metrics, with the sign behind it.
         page_flag: that makes its server have a page of /metrics; empty where it always has one.
         metrics: what is read of each, without prefix and _total; empty where pages are not read.
         gauges: meanings of metrics that may fall while a server runs.

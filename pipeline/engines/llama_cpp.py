@@ -109,7 +109,7 @@ class LlamaCpp(Engine):
     raw_remedy = "llama.cpp: post_sampling_probs=false, backend_sampling=false"
     processed = PROCESSED
     sum_error = 2.0**-24  # its softmax adds the vocabulary up one by one, in float32
-    prefix = "llamacpp"
+    prefix = "llamacpp:"
     page_flag = "--metrics"
     metrics = DRAFTS | {
         "n_decode": "engine_steps",

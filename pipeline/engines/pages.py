@@ -27,12 +27,12 @@ from pipeline.engines.kind import PageSums
 from pipeline.engines.registry import ENGINES, engine_named, engines_with_pages
 
 METRICS = {  # by name, without _total
-    f"{engine.prefix}:{name}": (engine, meaning)
+    engine.prefix + name: (engine, meaning)
     for engine in ENGINES
     for name, meaning in engine.metrics.items()
 }
 PREFIXES = "|".join(engine.prefix for engine in ENGINES if engine.prefix)
-PAGE = re.compile(rf"# (HELP|TYPE) |({PREFIXES}):")  # begins one
+PAGE = re.compile(rf"# (HELP|TYPE) |({PREFIXES})")  # begins one
 STARTED = "process_start_time_seconds"
 COUNTED = (
     "drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds", "requests",
@@ -121,7 +121,7 @@ def _sums(path: Path | str, series: Series) -> Counts:
     read = {key: value for key, value in series.items() if key[0] in METRICS}
     engines = {METRICS[name][0] for name, _ in read}
     models = {printable(dict(labels).get("model_name", "")) for _, labels in read} - {""}
-    for what, found in (("metrics", {engine.prefix for engine in engines}), ("models", models)):
+    for what, found in (("metrics", {engine.name for engine in engines}), ("models", models)):
         if len(found) > 1:
             raise PipelineError(f"{path} holds {what} of {' and '.join(sorted(found))}: leave one")
     sums: dict[str, float] = {}
@@ -212,7 +212,8 @@ def _series(path: Path | str, text: str) -> Series:
 
 def _unread_page(text: str) -> str:
     """Say why nothing of a page is read."""
-    for engine in ENGINES:
-        if not engine.metrics and re.search(f"^{engine.prefix}:", text, re.MULTILINE):
+    unread = [engine for engine in ENGINES if engine.prefix and not engine.metrics]
+    for engine in unread:
+        if re.search(f"^{engine.prefix}", text, re.MULTILINE):
             return f"is a page of {engine.name}, which is not read: give its answers"
     return f"has no counts of drafts or passes: give one of {engines_with_pages()}"

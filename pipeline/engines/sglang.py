@@ -91,7 +91,7 @@ class SGLang(Engine):
     shows_itself = False
     raw_remedy = "SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1"
     processed = PROCESSED
-    prefix = "sglang"
+    prefix = "sglang:"
 
     def wrote(self, part: Part) -> bool:
         """Say whether an answer has what only SGLang adds."""

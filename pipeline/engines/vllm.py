@@ -96,7 +96,7 @@ class VLLM(Engine):
     length_flags = "--speculative-config '{{..., \"" + LENGTH + "\": {n}}}'"
     shows_itself = False
     raw_remedy = "vLLM: --logprobs-mode raw_logprobs"
-    prefix = "vllm"
+    prefix = "vllm:"
     metrics = DRAFTS | {
         "inter_token_latency_seconds_count": "passes",
         "inter_token_latency_seconds_sum": "seconds",
