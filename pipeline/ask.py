@@ -134,7 +134,7 @@ async def _save(
 
 def _page_hint(server: servers.Server) -> str:
     """Return what makes a server have a page of /metrics, empty where nothing does."""
-    flag = engine_named(server.engine).page_flag
+    flag = engine_named(server.engine).metrics_flag
     return f" (start {server.engine} with {flag})" if flag else ""
 
 

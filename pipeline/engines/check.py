@@ -231,8 +231,8 @@ class CheckedStudy:
             steps = Trajectories.from_positions(np.arange(len(asked.tokens)))
             calls = calls_along(self._along(asked).right, steps, length)
             return [(length, int(k), int(e)) for k, e in zip(*calls[2:], strict=True)]
-        cuts_drafts = engine_named(run.counts.engine).cuts_drafts
-        limit = self._config.distributions.steps if cuts_drafts else None
+        cuts_drafts_at_limit = engine_named(run.counts.engine).cuts_drafts_at_limit
+        limit = self._config.distributions.steps if cuts_drafts_at_limit else None
         return lookup_calls(
             asked.prompt, asked.tokens, length, lookup.lookup, lookup.lookup_match, limit
         )

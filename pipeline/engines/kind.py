@@ -67,7 +67,7 @@ class AnswerFields(BaseModel):
         """The number of tokens, by the engine's own fields."""
         return None
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with the engine's counts of drafts, where it has some.
 
         Raises:
@@ -98,26 +98,26 @@ class Engine:
     Attributes:
         name: as printed.
         fields: the fields of its answers.
-        counts_remedy: how it is made to count drafts in its answers.
-        leaves_out_zeros: whether answers without counts, among others with some, had no drafts.
-        counts_full_drafts: whether counts by position go up to the draft length.
-        cuts_drafts: whether no draft has more tokens than an answer may still have.
+        counts_remedy: how to make it count drafts in its answers.
+        leaves_out_zeros: whether it drafted nothing for an answer without counts, where others of
+            the file have some.
+        counts_full_drafts: whether its counts by position go up to the draft length.
+        cuts_drafts_at_limit: whether a draft never goes beyond the tokens that were asked for.
         length_key: its setting of the draft length.
         length_flags: the flags that set it; {n} tokens are drafted, {more} is one more.
-        shows_itself: whether all its log-probabilities show that it wrote them.
-        raw_remedy: how it is made to log the model's own values.
-        processed: settings of a request whose log-probabilities are not the model's own, and the
-            error.
-        sum_error: nats that its softmax may be off, for each token of the vocabulary.
-        prefix: of its metrics, with the sign behind it.
-        page_flag: that makes its server have a page of /metrics; empty where it always has one.
-        metrics: what is read of each, without prefix and _total; empty where pages are not read.
+        logs_show_engine: whether `wrote` tells every answer of its with log-probabilities.
+        raw_remedy: how to make it log the model's own values.
+        processed: settings of a request that change the log-probabilities, and the error.
+        softmax_error_per_token: of a log-probability, in nats, for each token of the vocabulary.
+        metrics_prefix: with the sign behind it.
+        metrics_flag: the flag without which its server has no page of /metrics.
+        metrics: the meaning of each, without prefix and _total; empty where pages are not read.
         gauges: meanings of metrics that may fall while a server runs.
-        counts_prefill: whether a page counts prefill among passes, and its tokens.
-        owner: of its models in /v1/models; empty is a server that is not asked.
+        counts_prefill: whether passes and tokens of a page include those of prefill.
+        model_owner: of its models in /v1/models; empty where `pipeline.ask` can't ask it.
         endpoint: that answers one prompt.
-        version_at: the endpoint and the key of its version.
-        tells_no_drafts: whether a page without counts of drafts means that nothing is drafted.
+        version_place: the endpoint and the key of its version.
+        tells_no_drafts: whether a page without counts by position means that it does not draft.
     """
 
     name: ClassVar[str] = ""
@@ -125,21 +125,21 @@ class Engine:
     counts_remedy: ClassVar[str] = ""
     leaves_out_zeros: ClassVar[bool] = True
     counts_full_drafts: ClassVar[bool] = True
-    cuts_drafts: ClassVar[bool] = False
+    cuts_drafts_at_limit: ClassVar[bool] = False
     length_key: ClassVar[str] = "draft length"
     length_flags: ClassVar[str] = ""
-    shows_itself: ClassVar[bool] = True
+    logs_show_engine: ClassVar[bool] = True
     raw_remedy: ClassVar[str] = ""
     processed: ClassVar[Mapping[str, str]] = {}
-    sum_error: ClassVar[float] = 0.0
-    prefix: ClassVar[str] = ""
-    page_flag: ClassVar[str] = ""
+    softmax_error_per_token: ClassVar[float] = 0.0
+    metrics_prefix: ClassVar[str] = ""
+    metrics_flag: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, str]] = {}
     gauges: ClassVar[frozenset[str]] = frozenset()
     counts_prefill: ClassVar[bool] = False
-    owner: ClassVar[str] = ""
+    model_owner: ClassVar[str] = ""
     endpoint: ClassVar[str] = ""
-    version_at: ClassVar[tuple[str, str]] = ("", "")
+    version_place: ClassVar[tuple[str, str]] = ("", "")
     tells_no_drafts: ClassVar[bool] = False
 
     def wrote(self, part: Part) -> bool:  # noqa: ARG002
@@ -150,20 +150,20 @@ class Engine:
         """Say whether an object without `choices` is an answer in this engine's own layout."""
         return False
 
-    def read(self, part: Part) -> AnswerFields:
+    def read_fields(self, part: Part) -> AnswerFields:
         """Return the fields of an answer.
 
         Raises:
             FormatError: a field has another form.
         """
         try:
-            return self.fields.model_validate(self.places(part))
+            return self.fields.model_validate(self.field_places(part))
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             place = ".".join(map(str, wrong["loc"]))
             raise FormatError(f"has {place}={wrong['input']!r:.60}: {wrong['msg']}") from error
 
-    def places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: Part) -> dict[str, Any]:
         """Return an answer with what `fields` expects at its top."""
         return {**part.body, "ids": part.content.get("token_ids")}
 
@@ -181,7 +181,7 @@ class Engine:
         """Return the counts of a page of /metrics."""
         raise NotImplementedError
 
-    def request(self, model: str, steps: int, log_probs: int) -> dict[str, Any]:
+    def request_body(self, model: str, steps: int, log_probs: int) -> dict[str, Any]:
         """Return what a request has besides prompt and sampling: `log_probs` a token, 0 is none."""
         raise NotImplementedError
 

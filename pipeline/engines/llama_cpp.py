@@ -62,7 +62,7 @@ class TimingFields(AnswerFields):
         """The number of tokens."""
         return self.predicted_n
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
         """Return the answer with these counts, and the seconds after prefill."""
         answer = answer._replace(decode_seconds=(self.predicted_ms or 0.0) / 1000 or math.nan)
         if self.draft_n is None:
@@ -88,9 +88,9 @@ class LlamaFields(TimingFields):
         """The number of tokens."""
         return self.predicted_n or self.tokens_predicted
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
         """Return the answer with these counts."""
-        answer = super().counted(answer, part)
+        answer = super().add_counts(answer, part)
         counts_drafts = self.cache_n is not None and self.predicted_n is not None
         if self.draft_n is None and counts_drafts:
             return answer.without_drafts()
@@ -103,14 +103,14 @@ class LlamaCpp(Engine):
     name = "llama.cpp"
     fields = LlamaFields
     counts_remedy = "take a newer llama.cpp"
-    cuts_drafts = True
+    cuts_drafts_at_limit = True
     length_key = LENGTH
     length_flags = LENGTH + " {n}"
     raw_remedy = "llama.cpp: post_sampling_probs=false, backend_sampling=false"
     processed = PROCESSED
-    sum_error = 2.0**-24  # its softmax adds the vocabulary up one by one, in float32
-    prefix = "llamacpp:"
-    page_flag = "--metrics"
+    softmax_error_per_token = 2.0**-24  # its softmax adds the vocabulary up one by one, in float32
+    metrics_prefix = "llamacpp:"
+    metrics_flag = "--metrics"
     metrics = DRAFTS | {
         "n_decode": "engine_steps",
         "n_busy_slots_per_decode": "slots",
@@ -122,9 +122,9 @@ class LlamaCpp(Engine):
     }
     gauges = frozenset({"slots"})
     counts_prefill = True
-    owner = "llamacpp"
+    model_owner = "llamacpp"
     endpoint = "/completion"
-    version_at = ("/props", "build_info")
+    version_place = ("/props", "build_info")
 
     def wrote(self, part: Part) -> bool:
         """Say whether an answer has its layout, fingerprint, timings or ids of logged tokens."""
@@ -141,7 +141,7 @@ class LlamaCpp(Engine):
         """Say whether an object is an answer of /completion."""
         return "completion_probabilities" in body or {"content", "stop"} <= set(body)
 
-    def places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: Part) -> dict[str, Any]:
         """Return an answer with its token ids."""
         ids = part.content.get("token_ids" if part.is_choice else "tokens")
         return {**part.body, "ids": ids}
@@ -171,7 +171,7 @@ class LlamaCpp(Engine):
             engine_steps=engine_steps,
         )
 
-    def request(self, model: str, steps: int, log_probs: int) -> dict[str, Any]:  # noqa: ARG002
+    def request_body(self, model: str, steps: int, log_probs: int) -> dict[str, Any]:  # noqa: ARG002
         """Return what a request to /completion has besides prompt and sampling."""
         body: dict[str, Any] = {"n_predict": steps, "return_tokens": True, "cache_prompt": False}
         body |= {"samplers": ["top_k", "top_p", "temperature"], "repeat_penalty": 1.0}

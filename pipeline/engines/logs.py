@@ -87,7 +87,9 @@ def read_log(
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
     engines = [engine for _, engine, _ in answers.values()]
-    engine = max(engines, key=lambda one: one.sum_error, default=UNKNOWN)  # the least exact
+    engine = max(
+        engines, key=lambda one: one.softmax_error_per_token, default=UNKNOWN
+    )  # the least exact
     remedy = raw_remedy(engine)
     logged = _trajectories(path, steps_of, excluded, remedy)
     if not logged:
@@ -98,10 +100,10 @@ def read_log(
     steps = [step for trajectory in logged.values() for step in trajectory]
     rounding = error or 0.0
     if error is None:
-        rounding, error = _errors(steps, (vocab_size or 0) * engine.sum_error)
+        rounding, error = _errors(steps, (vocab_size or 0) * engine.softmax_error_per_token)
     size = min(k, min(len(step.top) for step in steps))
     trajectories, texts = _numbered(path, logged, vocab_size, size)
-    if vocab_size is not None or not engine.sum_error:
+    if vocab_size is not None or not engine.softmax_error_per_token:
         check_sums(path, steps, rounding, vocab_size, remedy)
     _check_emitted(path, steps)
     return EngineLog(

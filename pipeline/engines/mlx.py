@@ -22,9 +22,9 @@ class MLXFields(TimingFields):
         default=None, validation_alias=AliasPath("timings", "draft_rounds")
     )
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
         """Return the answer with these counts."""
-        answer = super().counted(answer, part)
+        answer = super().add_counts(answer, part)
         if self.draft_n is None or self.draft_rounds is None:
             return answer
         return answer._replace(calls=self.draft_rounds, counted_passes=self.draft_rounds)

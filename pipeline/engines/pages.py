@@ -27,11 +27,11 @@ from pipeline.engines.kind import PageSums
 from pipeline.engines.registry import ENGINES, engine_named, engines_with_pages
 
 METRICS = {  # by name, without _total
-    engine.prefix + name: (engine, meaning)
+    engine.metrics_prefix + name: (engine, meaning)
     for engine in ENGINES
     for name, meaning in engine.metrics.items()
 }
-PREFIXES = "|".join(engine.prefix for engine in ENGINES if engine.prefix)
+PREFIXES = "|".join(engine.metrics_prefix for engine in ENGINES if engine.metrics_prefix)
 PAGE = re.compile(rf"# (HELP|TYPE) |({PREFIXES})")  # begins one
 STARTED = "process_start_time_seconds"
 COUNTED = (
@@ -212,8 +212,8 @@ def _series(path: Path | str, text: str) -> Series:
 
 def _unread_page(text: str) -> str:
     """Say why nothing of a page is read."""
-    unread = [engine for engine in ENGINES if engine.prefix and not engine.metrics]
+    unread = [engine for engine in ENGINES if engine.metrics_prefix and not engine.metrics]
     for engine in unread:
-        if re.search(f"^{engine.prefix}", text, re.MULTILINE):
+        if re.search(f"^{engine.metrics_prefix}", text, re.MULTILINE):
             return f"is a page of {engine.name}, which is not read: give its answers"
     return f"has no counts of drafts or passes: give one of {engines_with_pages()}"

@@ -28,12 +28,12 @@ def engine_named(name: str) -> Engine:
 
 def served_engines() -> str:
     """Return the names of the engines that `pipeline.ask` asks."""
-    return " or ".join(engine.name for engine in ENGINES if engine.owner)
+    return " or ".join(engine.name for engine in ENGINES if engine.model_owner)
 
 
 def engines_with_pages() -> str:
     """Return the engines whose pages are read, with the flag that makes a server have one."""
-    pages = [f"{engine.name} {engine.page_flag}" for engine in ENGINES if engine.metrics]
+    pages = [f"{engine.name} {engine.metrics_flag}" for engine in ENGINES if engine.metrics]
     return ", or of ".join(page.strip() for page in pages)
 
 
@@ -53,5 +53,5 @@ def raw_remedy(engine: Engine) -> str:
     """Return how an engine is made to log the model's own values."""
     ways = engine.raw_remedy
     if not ways:
-        ways = "; ".join(one.raw_remedy for one in ENGINES if not one.shows_itself)
+        ways = "; ".join(one.raw_remedy for one in ENGINES if not one.logs_show_engine)
     return f"log raw values ({ways})"

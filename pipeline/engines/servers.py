@@ -64,7 +64,7 @@ def request_body(
     """
     body = {"prompt": list(prompt), "temperature": temperature, "top_p": 1.0, "top_k": 0}
     body["seed"] = seed
-    return body | engine_named(server.engine).request(server.model, steps, log_probs)
+    return body | engine_named(server.engine).request_body(server.model, steps, log_probs)
 
 
 async def fetch(
@@ -134,12 +134,12 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         raise PipelineError(
             f"{base} serves {', '.join(map(printable, sorted(owners))) or 'none'}: give ask.model"
         )
-    engine = next((one for one in ENGINES if one.owner == owners[name]), None)
+    engine = next((one for one in ENGINES if one.model_owner == owners[name]), None)
     if engine is None:
         raise PipelineError(
             f"{base} is a server of {printable(owners[name]):.60}: give one of {served_engines()}"
         )
-    about, key = engine.version_at
+    about, key = engine.version_place
     try:
         _, body = await fetch(client, base + about)
         version = printable(json.loads(body).get(key) or "")[:60]

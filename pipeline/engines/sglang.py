@@ -25,7 +25,7 @@ from pipeline.engines.kind import (
     mapping,
 )
 
-COUNTS = "sglang counts"  # where `SGLang.places` puts the object that has them
+COUNTS = "sglang counts"  # where `SGLang.field_places` puts the object that has them
 PROCESSED = {
     name: f"has processed log-probabilities: log with {name}=false"
     for name in ("temp_scaled_logprobs", "top_p_normalized_logprobs")
@@ -57,7 +57,7 @@ class SGLangFields(AnswerFields):
         """The number of tokens."""
         return self.tokens
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with these counts; without its accepted tokens, those of the answer."""
         if not self.calls:
             return answer
@@ -88,10 +88,10 @@ class SGLang(Engine):
         "--speculative-num-steps {n} --speculative-num-draft-tokens {more} "
         "--speculative-eagle-topk 1"
     )
-    shows_itself = False
+    logs_show_engine = False
     raw_remedy = "SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1"
     processed = PROCESSED
-    prefix = "sglang:"
+    metrics_prefix = "sglang:"
 
     def wrote(self, part: Part) -> bool:
         """Say whether an answer has what only SGLang adds."""
@@ -101,13 +101,13 @@ class SGLang(Engine):
         """Say whether an object is an answer of /generate."""
         return isinstance(body.get("meta_info"), Mapping)
 
-    def places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: Part) -> dict[str, Any]:
         """Return an answer with its counts, wherever they stand."""
         details = mapping(part.body.get("sglext")).get("spec_tokens_details")
         places = part.body.get("meta_info"), part.content.get("meta_info"), details
         found = [place for place in places if isinstance(place, Mapping)]
         counts = next((place for place in found if CALLS in place), found[0] if found else None)
-        return {**super().places(part), COUNTS: counts}
+        return {**super().field_places(part), COUNTS: counts}
 
     def logged_entries(self, part: Part) -> Sequence[Any]:  # noqa: ARG002
         """Refuse the log-probabilities of /generate."""

@@ -18,7 +18,7 @@ class SpecBenchFields(AnswerFields):
 
     accept_lengths: list[Annotated[int, Field(ge=1, le=MOST_PLACES + 1)]]
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with these counts."""
         passes = len(self.accept_lengths)
         tokens = sum(self.accept_lengths)
@@ -35,6 +35,6 @@ class SpecBench(Engine):
         """Say whether an answer has the tokens of each pass."""
         return part.is_choice and part.content.get("accept_lengths") is not None
 
-    def places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: Part) -> dict[str, Any]:
         """Return an answer with the tokens of each pass."""
-        return {**super().places(part), "accept_lengths": part.content["accept_lengths"]}
+        return {**super().field_places(part), "accept_lengths": part.content["accept_lengths"]}

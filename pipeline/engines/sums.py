@@ -107,7 +107,7 @@ def read_answer(part: Part) -> EngineAnswer | None:
     if part.content.get("index"):
         return None
     engine = engine_of(part)
-    fields = engine.read(part)
+    fields = engine.read_fields(part)
     sizes = fields.completion_tokens, fields.size, len(fields.ids or ()), _logged_tokens(part)
     prompt = part.request.get("prompt", part.request.get("token_ids"))
     answer = EngineAnswer(
@@ -118,7 +118,7 @@ def read_answer(part: Part) -> EngineAnswer | None:
         engine=engine.name,
         seconds=part.seconds,
     )
-    answer = fields.counted(answer, part)
+    answer = fields.add_counts(answer, part)
     if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
         raise FormatError(
             f"has {answer.drafted} drafted tokens in {answer.calls} calls, above {MOST_PLACES} each"

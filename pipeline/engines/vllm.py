@@ -50,7 +50,7 @@ class VLLMFields(AnswerFields):
     kept: list[Count] | None = _field("per_step_accepted")
     tried: list[Count] | None = _field("per_step_drafted")
 
-    def counted(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with these counts."""
         if self.calls is None:
             return answer
@@ -94,9 +94,9 @@ class VLLM(Engine):
     counts_remedy = "start vLLM with --per-request-spec-decode-metrics detailed"
     length_key = LENGTH
     length_flags = "--speculative-config '{{..., \"" + LENGTH + "\": {n}}}'"
-    shows_itself = False
+    logs_show_engine = False
     raw_remedy = "vLLM: --logprobs-mode raw_logprobs"
-    prefix = "vllm:"
+    metrics_prefix = "vllm:"
     metrics = DRAFTS | {
         "inter_token_latency_seconds_count": "passes",
         "inter_token_latency_seconds_sum": "seconds",
@@ -106,9 +106,9 @@ class VLLM(Engine):
         "time_to_first_token_seconds_count": "firsts",
         "iteration_tokens_total_count": "engine_steps",
     }
-    owner = "vllm"
+    model_owner = "vllm"
     endpoint = "/v1/completions"
-    version_at = ("/version", "version")
+    version_place = ("/version", "version")
     tells_no_drafts = True
 
     def wrote(self, part: Part) -> bool:
@@ -145,7 +145,7 @@ class VLLM(Engine):
             engine_steps=sums.get("engine_steps"),
         )
 
-    def request(self, model: str, steps: int, log_probs: int) -> dict[str, Any]:
+    def request_body(self, model: str, steps: int, log_probs: int) -> dict[str, Any]:
         """Return what a completion's request has besides prompt and sampling."""
         body = {"model": model, "max_tokens": steps, "return_token_ids": True}
         if log_probs:

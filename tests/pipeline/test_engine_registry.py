@@ -140,8 +140,8 @@ def test_answers_of_two_engines_are_refused(tmp_path):
 
 def test_names_and_metrics_are_each_of_one_engine():
     names = [one.name for one in ENGINES]
-    prefixes = [one.prefix for one in ENGINES if one.prefix]
-    owners = [one.owner for one in ENGINES if one.owner]
+    prefixes = [one.metrics_prefix for one in ENGINES if one.metrics_prefix]
+    owners = [one.model_owner for one in ENGINES if one.model_owner]
     for values in (names, prefixes, owners):
         assert len(set(values)) == len(values)
     assert all(engine_named(name).name == name for name in names)
