@@ -3,12 +3,14 @@
 import gzip
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import answer_parts
+from pipeline.engines.check import CheckedStudy
 from pipeline.engines.counts import UNDRAFTED
 from pipeline.engines.kind import PageSums
 from pipeline.engines.logs import read_log
@@ -172,3 +174,17 @@ def test_a_page_of_vllm_without_counters_of_drafts_had_none(emitted, drafts):
     sums = {"passes": 100.0, "tokens": 100 * emitted + 7, "firsts": 7.0}
     counts = engine_named("vLLM").page_counts(PageSums("m", sums, []))
     assert [counts.drafts, counts.accepted] == pytest.approx([drafts, drafts], nan_ok=True)
+
+
+@pytest.mark.parametrize(("name", "drafted"), [("vLLM", 5), ("llama.cpp", 2)])
+def test_llama_cpp_drafts_no_more_than_was_asked_for(name, drafted):
+    """Of four tokens prefill emits one, and the target adds one to a draft: two are drafted."""
+    config = SimpleNamespace(
+        drafter=None,
+        decoding=SimpleNamespace(lookup=2, lookup_match="earliest"),
+        distributions=SimpleNamespace(steps=4),
+    )
+    run = SimpleNamespace(length=5, counts=SimpleNamespace(engine=name))
+    asked = SimpleNamespace(prompt=[1, 2, 3, 4, 5, 6, 7, 8, 1, 2], tokens=[3, 4, 5, 6])
+    calls = CheckedStudy._predict(SimpleNamespace(_config=config), run, asked)
+    assert calls[0][0] == drafted
