@@ -36,6 +36,7 @@ from pipeline.core.store import relative
 from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
+from pipeline.engines.registry import engine_named
 from pipeline.engines.seals import SEAL, is_whole, sealed
 from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
@@ -90,7 +91,8 @@ async def _save(
     before: str | None,
 ) -> None:
     """Ask for the answers that a file lacks; write it, and what lies beside it."""
-    settings, wanted = study.config.ask, study.config.distributions
+    settings = study.config.ask
+    wanted = study.config.distributions
     how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
     requests = {name: servers.request_body(server, ids, *how) for name, ids in prompts.items()}
     answered = _read_answered(path, requests)
@@ -124,12 +126,16 @@ async def _save(
             f"{len(failed)} of {len(requests)} prompts have no answer; the first is {name}: "
             f"{reason}. The same command asks for these again"
         )
-    pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
-    print(
-        f"{server.shown}, {printable(server.model)}: {len(todo)} answers in "
-        f"{seconds:.1f} s{pages}\nanswers: {relative(path)}",
-        flush=True,
-    )
+    told = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
+    if after is None:
+        told += f"; no counts on /metrics{_page_hint(server)}"
+    print(f"{told}\nanswers: {relative(path)}", flush=True)
+
+
+def _page_hint(server: servers.Server) -> str:
+    """Return what makes a server have a page of /metrics, empty where nothing does."""
+    flag = engine_named(server.engine).metrics_flag
+    return f" (start {server.engine} with {flag})" if flag else ""
 
 
 def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str, Any]:
@@ -147,7 +153,7 @@ def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str,
 def _draft_length(server: servers.Server, page: str | None) -> int | None:
     """Return how many tokens the server drafts; None where it does not tell before it drafts."""
     length = 0 if page is None else len(read_page("/metrics", page).by_place)
-    tells_none = server.engine == "vLLM" and page is not None
+    tells_none = page is not None and engine_named(server.engine).tells_no_drafts
     return length if length or tells_none else None
 
 
@@ -226,9 +232,11 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> dict[str, Any]:
     for number, line in enumerate(whole[:end].splitlines(), start=1):
         try:
             row = json.loads(line)
-            name, request = row["custom_id"], row["request"]
+            name = row["custom_id"]
+            request = row["request"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            name, request = None, None
+            name = None
+            request = None
         if not isinstance(name, str) or name not in requests or requests[name] != request:
             raise PipelineError(
                 f"{path}, line {number} answers another request (prompts, steps, sampling or "
@@ -282,9 +290,8 @@ async def _send(
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
                     line["seconds"] = round(took, 6)
-                    file.write(
-                        json.dumps(sealed(line)) + "\n"
-                    )  # ASCII: a text may be no valid Unicode
+                    # as ASCII: a text may be no valid Unicode
+                    file.write(json.dumps(sealed(line)) + "\n")
                     file.flush()
                 bar.update(1)
 

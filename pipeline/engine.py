@@ -22,7 +22,10 @@ from pathlib import Path
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.errors import PipelineError, command
 from pipeline.engines.answers import counted
-from pipeline.engines.runs import Run, compare, read_run, recommendation, screen, untold
+from pipeline.engines.comparison import compare
+from pipeline.engines.recommendation import recommendation
+from pipeline.engines.runs import Run, read_run
+from pipeline.engines.screen import screen, untold
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
@@ -35,44 +38,45 @@ def main(arguments: Sequence[str]) -> None:
         files, overrides = files_and_overrides(arguments)
         settings = settings_of(composed(overrides))
         checked = any(word.startswith(OF_A_STUDY) for word in overrides)
-        if len(files) < 1 + checked:
-            what = "a study to check with" if files else "no file"
-            raise PipelineError(f"{what} was given, and not BASE and SPEC: {USAGE}")
+        if not files:
+            raise PipelineError(f"no file was given, and not BASE and SPEC: {USAGE}")
+        if checked and len(files) == 1:
+            raise PipelineError(f"a study to check with was given, and not BASE and SPEC: {USAGE}")
         runs = [read_run(Path(file), settings.decoding.draft_length) for file in files]
-        lines = screen(runs)
-        if len(runs) > 1:
-            resampling = Resampling(**vars(settings.statistics))
-            speeds, notes = compare(runs[0], runs[1:], resampling)
-            lines = [*screen(runs[1:], speeds), *notes]
-        lines += untold(runs)
-        lines += [
-            f"{run.path.name}: left out: {counted(run.counts.excluded)}"
-            for run in runs
-            if run.counts.excluded
-        ]
-        if len(runs) > 1:
-            lines += recommendation(runs[0], runs[1:], speeds)
-        else:
-            lines.append("for the speed give the same server without drafts as well: BASE SPEC...")
-        print("\n".join(lines))
+        print("\n".join(_lines(runs, Resampling(**vars(settings.statistics)))))
         if checked and not _checked(runs[0], runs[1:], overrides):
             raise SystemExit(1)
 
 
+def _lines(runs: Sequence[Run], statistics: Resampling) -> list[str]:
+    """Return what is printed of runs, of which the first is BASE, or of a single one."""
+    unknown = untold(runs)
+    for run in runs:
+        if run.counts.excluded:
+            unknown.append(f"{run.path.name}: left out: {counted(run.counts.excluded)}")
+    if len(runs) == 1:
+        hint = "for the speed give the same server without drafts as well: BASE SPEC..."
+        return [*screen(runs), *unknown, hint]
+    base, *others = runs
+    speeds, notes = compare(base, others, statistics)
+    advice = recommendation(base, others, speeds)
+    return [*screen(others, speeds), *notes, *unknown, *advice]
+
+
 def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
+    """Print the checks of each run with drafts; return whether all passed."""
     from pipeline.engines.check import CheckedStudy
     from pipeline.study import Study
 
     study = Study("stage=drafts", *overrides)
-    models, passed = CheckedStudy(study), True
+    models = CheckedStudy(study)
+    passed = True
     drafter = "prompt look-up" if study.config.drafter is None else study.config.drafter.label
     target = study.config.targets[study.targets[0]].label
     for run in runs:
         checks = models.checks(base, run)
-        print(
-            f"\n{run.path.name}, {run.counts.engine}, {target}, drafts of {run.length} by "
-            f"{drafter}:"
-        )
+        served = f"{run.path.name}, {run.counts.engine}, {target}"
+        print(f"\n{served}, drafts of {run.length} by {drafter}:")
         for check in checks:
             print(f"  {'pass' if check.passed else 'FAIL'}  {check.name:<10} {check.text}")
             passed &= check.passed

@@ -3,8 +3,8 @@
 An answer is an object as it came, or with its request as `pipeline.ask` saves it: custom_id,
 request, response and seconds; of a batch file response.body. `json_text` says how the objects may
 stand in the file, which may be packed with gzip and be in UTF-16; `streams` puts chunks together.
-An answer has its tokens in `choices` (vLLM, SGLang, llama.cpp and servers like them: chat and
-completions), or beside `content` and `stop` (llama.cpp's /completion).
+An answer is a choice of an object with `choices` (OpenAI's layout: chat and completions), or an
+object in an engine's own layout (llama.cpp's /completion, SGLang's /generate).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import regular
 from pipeline.engines.json_text import FormError, form_of, has_events, json_values
+from pipeline.engines.kind import FormatError, Part
+from pipeline.engines.registry import has_own_layout
 from pipeline.engines.seals import CHANGED, is_whole
 from pipeline.engines.streams import Streams
 
@@ -44,26 +46,6 @@ PIECE = 2**20  # bytes unpacked at once
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
 
 T = TypeVar("T")
-
-
-class FormatError(Exception):
-    """An answer is wrong; the message follows its file and line."""
-
-
-class Part(NamedTuple):
-    """An answer: a choice of an object, or all of it."""
-
-    answer: str  # its name
-    line: int  # where it stands
-    request: Mapping[str, Any]  # what was asked, empty where the file does not have it
-    body: Mapping[str, Any]  # the object
-    content: Mapping[str, Any]  # the choice, or the object
-    seconds: float  # that the request took, NaN where the file does not have it
-
-    @property
-    def is_choice(self) -> bool:
-        """Whether it is one of `choices`; else it is llama.cpp's or SGLang's own layout."""
-        return self.content is not self.body
 
 
 def read_answers(
@@ -114,7 +96,8 @@ def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[Part]
     text = _decoded(read_bytes(path))
     broken: list[int] = []
     streams = Streams(has_events(text))
-    objects, strange = 0, ""
+    objects = 0
+    strange = ""
 
     def whole() -> Iterator[tuple[int, int, Any]]:
         nonlocal objects
@@ -170,19 +153,20 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
         return CHANGED
     body = value["response"] if isinstance(value.get("response"), Mapping) else value
     request = value["request"] if isinstance(value.get("request"), Mapping) else {}
-    choices, took = body.get("choices"), value.get("seconds")
+    choices = body.get("choices")
+    took = value.get("seconds")
     seconds = took if isinstance(took, float) and 0 < took < 1e7 else math.nan
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
-    name, fallback = value.get("custom_id"), f"line-{line}"
+    name = value.get("custom_id")
+    fallback = f"line-{line}"
     if isinstance(choices, list) and choices and all(isinstance(c, Mapping) for c in choices):
         own = printable(name or body.get("id") or body.get("request_id") or fallback)
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]
         pairs = zip(names, choices, strict=True)
         return [Part(one, line, request, body, choice, seconds) for one, choice in pairs]
-    native = "completion_probabilities" in body or {"content", "stop"} <= set(body)
-    if native or isinstance(body.get("meta_info"), Mapping):
+    if has_own_layout(body):
         return [Part(printable(name or fallback), line, request, body, body, seconds)]
     return NO_ANSWER
 

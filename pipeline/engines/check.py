@@ -21,7 +21,8 @@ from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.core.errors import PipelineError
 from pipeline.drafters.pairs import load_pair, read_pair
-from pipeline.engines.counts import REMEDIES, EngineAnswer
+from pipeline.engines.counts import EngineAnswer
+from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model
@@ -83,7 +84,8 @@ class CallComparison:
 
         Of an answer with a single one nothing is compared.
         """
-        engine_calls, own_calls = _begins(counted)[:-1], set(_begins(predicted))
+        engine_calls = _begins(counted)[:-1]
+        own_calls = set(_begins(predicted))
         if not engine_calls:
             return
         equal = sum(call in own_calls for call in engine_calls)
@@ -121,7 +123,8 @@ class CallComparison:
 
 def _begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
     """Return consecutive calls with the step at which each begins."""
-    step, rows = 1, []
+    step = 1
+    rows = []
     for drafted, accepted in calls:
         rows.append((step, drafted, accepted))
         step += accepted + 1
@@ -140,7 +143,8 @@ class CheckedStudy:
                 f"distributions.source={config.distributions.source} has no model to predict "
                 "with: give the study that was asked"
             )
-        self._drafter, self._depths = None, 1
+        self._drafter = None
+        self._depths = 1
         self._temperature = config.certificates.temperature
         self._known: dict[tuple[tuple[int, ...], int], AnswerScores] = {}
         if config.drafter is None:
@@ -154,12 +158,12 @@ class CheckedStudy:
     def checks(self, base: Run, run: Run) -> list[Check]:
         """Check a run with drafts beside one without."""
         if run.counts.drafting is None:
-            raise PipelineError(
-                f"{run.path} counts no drafts: {REMEDIES.get(run.engine, REMEDIES['vLLM'])}"
-            )
+            remedy = counts_remedy(engine_named(run.engine))
+            raise PipelineError(f"{run.path} counts no drafts: {remedy}")
         if not run.length:
             raise PipelineError(f"decoding.draft_length must be given: {run.path} does not tell it")
-        alone, drafted = self._asked(base), self._asked(run)
+        alone = self._asked(base)
+        drafted = self._asked(run)
         replayed = self._replay(run, drafted)
         found = [self._texts(alone, drafted), _calls(replayed, run.counts.engine)]
         if replayed.tested:
@@ -192,7 +196,8 @@ class CheckedStudy:
     def _along(self, asked: PromptAnswer) -> AnswerScores:
         """Read an answer behind its prompt, once."""
         answer = asked.tokens
-        tokens, n = [*asked.prompt, *answer], len(answer)
+        tokens = [*asked.prompt, *answer]
+        n = len(answer)
         if (key := (tuple(tokens), n)) in self._known:
             return self._known[key]
         self._target.check_tokens(tokens, "an answer of the engine")
@@ -220,18 +225,21 @@ class CheckedStudy:
 
     def _predict(self, run: Run, asked: PromptAnswer) -> list[tuple[int, int, int]]:
         """Return drafted, accepted and emitted tokens of the passes of a run along an answer."""
-        length, lookup = run.length or 0, self._config.decoding
+        length = run.length or 0
+        lookup = self._config.decoding
         if self._config.drafter is not None:
             steps = Trajectories.from_positions(np.arange(len(asked.tokens)))
             calls = calls_along(self._along(asked).right, steps, length)
             return [(length, int(k), int(e)) for k, e in zip(*calls[2:], strict=True)]
-        limit = self._config.distributions.steps if run.counts.engine == "llama.cpp" else None
+        cuts_drafts_at_limit = engine_named(run.counts.engine).cuts_drafts_at_limit
+        limit = self._config.distributions.steps if cuts_drafts_at_limit else None
         return lookup_calls(
             asked.prompt, asked.tokens, length, lookup.lookup, lookup.lookup_match, limit
         )
 
     def _replay(self, run: Run, drafted: dict[str, PromptAnswer]) -> CallComparison:
-        replayed, length = CallComparison(), run.length or 0
+        replayed = CallComparison()
+        length = run.length or 0
         for name, asked in drafted.items():
             predicted = [call[:2] for call in self._predict(run, asked) if call[0]]
             counts = asked.counts

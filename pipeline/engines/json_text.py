@@ -41,7 +41,9 @@ def json_values(text: str, broken: list[int]) -> Iterator[tuple[int, int, Any]]:
     """
     if has_events(text):
         text = EVENT_FIELD.sub("", text)
-    line, before, number = 1, 0, -1
+    line = 1
+    before = 0
+    number = -1
     for at, value in _values(text):
         lines = text.count("\n", before, at)
         line += lines
@@ -55,7 +57,8 @@ def json_values(text: str, broken: list[int]) -> Iterator[tuple[int, int, Any]]:
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield each value, or `BROKEN`, with its place in the text."""
-    at, breaks = 0, 0
+    at = 0
+    breaks = 0
     while (at := _skipped(text, at)) < len(text):
         if ARRAY.match(text, at):
             at = yield from _elements(text, at)

@@ -18,27 +18,21 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import Part, counted, read_answers
-from pipeline.engines.steps import (
+from pipeline.engines.answers import counted, read_answers
+from pipeline.engines.kind import Engine, Part
+from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
+from pipeline.engines.step_checks import (
     CUT_STEPS,
     FLOAT32,
-    RAW,
-    RAW_LLAMA,
     OddStepError,
-    Step,
-    StepList,
-    Token,
-    Top,
     UnreadableStepError,
-    by_llama,
     check_sums,
-    logged_steps,
     ranked_step,
 )
+from pipeline.engines.steps import Step, StepList, Token, Top, logged_steps
 
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 LEAST_ERROR = 1e-4  # nats
-ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.cpp's softmax
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
@@ -63,6 +57,7 @@ class EngineLog:
     k: int  # log-probabilities of every step
     error: float  # how far each value may be from another float32 pass of the same model, nats
     model: str | None  # its name, where it is said
+    engine: str  # that wrote it; empty where nothing tells it
     answers: int  # how many there were
     excluded: dict[str, int]  # what was left out, and how often
     given_ids: bool  # whether tokens are the engine's ids
@@ -79,20 +74,23 @@ def read_log(
     """
     echoed = 0
 
-    def read(answer: Part) -> tuple[StepList, bool, str]:
+    def read(answer: Part) -> tuple[StepList, Engine, str]:
         nonlocal echoed
         asked = [answer.request[key] for key in PROMPTS if answer.request.get(key)]
         prompt = json.dumps(asked[0]) if asked else ""
         steps, prompt_tokens = logged_steps(answer)
         echoed += prompt_tokens
-        return steps, by_llama(answer), prompt
+        return steps, engine_of(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
     excluded[ECHOED] += echoed
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
-    by_llama_cpp = any(llama for _, llama, _ in answers.values())
-    remedy = RAW_LLAMA if by_llama_cpp else RAW
+    engines = [engine for _, engine, _ in answers.values()]
+    engine = max(
+        engines, key=lambda one: one.softmax_error_per_token, default=UNKNOWN
+    )  # the least exact
+    remedy = raw_remedy(engine)
     logged = _trajectories(path, steps_of, excluded, remedy)
     if not logged:
         raise PipelineError(
@@ -102,10 +100,10 @@ def read_log(
     steps = [step for trajectory in logged.values() for step in trajectory]
     rounding = error or 0.0
     if error is None:
-        rounding, error = _errors(steps, by_llama_cpp * (vocab_size or 0) * ONE_PASS)
+        rounding, error = _errors(steps, (vocab_size or 0) * engine.softmax_error_per_token)
     size = min(k, min(len(step.top) for step in steps))
     trajectories, texts = _numbered(path, logged, vocab_size, size)
-    if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
+    if vocab_size is not None or not engine.softmax_error_per_token:
         check_sums(path, steps, rounding, vocab_size, remedy)
     _check_emitted(path, steps)
     return EngineLog(
@@ -113,6 +111,7 @@ def read_log(
         k=size,
         error=error,
         model=model,
+        engine=engine.name,
         answers=len(answers),
         excluded=+excluded,
         given_ids=isinstance(steps[0].emitted, int),
@@ -202,7 +201,8 @@ def _trajectories(
     sizes = Counter(len(step.top) for step in every)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
-    problems, cut = list[OddStepError](), list[int]()
+    problems = list[OddStepError]()
+    cut = list[int]()
     for name, all_steps in answers.items():
         begin = 0
         for at, step in enumerate(all_steps):
@@ -214,7 +214,8 @@ def _trajectories(
                 ranked = None
                 reason = UNREADABLE if isinstance(problem, UnreadableStepError) else ODD
             if step and ranked:
-                reason, size = SHORTER, len(step.top)
+                reason = SHORTER
+                size = len(step.top)
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
                 if size >= least and len(ranked.top) >= usual - 1:
                     steps_of.setdefault((name, begin), []).append(ranked)

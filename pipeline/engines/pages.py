@@ -1,17 +1,8 @@
 """Reads an engine's page of /metrics: counts of speculative decoding, passes, tokens and seconds.
 
-| engine | counts of drafts | passes, tokens, seconds |
-|---|---|---|
-| vLLM | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm | `vllm/v1/metrics/loggers.py` |
-| llama.cpp | `tools/server/server-task.cpp`: server_task_result_metrics::to_metrics | the same |
-
-A page is in the text format 0.0.4 of Prometheus. Both engines count the drafts of *drafting calls*
-only: a pass for which the drafter proposed nothing is in none of these counters. All passes are
-
-- of vLLM the observations of inter_token_latency_seconds: one a pass and request, after the first
-  token, which prefill emits;
-- of llama.cpp n_decode_total, times n_busy_slots_per_decode: prefill's passes are among them, as is
-  the first token of each answer among tokens_predicted_total.
+A page is in the text format 0.0.4 of Prometheus. Each engine's module says which metrics are read.
+They count the drafts of *drafting calls* only: a pass for which the drafter proposed nothing is in
+none of these counters.
 
 A series is a counter with its labels: each engine of a data-parallel server, or each replica behind
 a router, has its own. Two pages are compared series by series, since a sum hides that one of them
@@ -32,39 +23,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import MOST_PLACES, Counts
+from pipeline.engines.kind import PageSums
+from pipeline.engines.registry import ENGINES, engine_named, engines_with_pages
 
-ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
-PAGE = re.compile(r"# (HELP|TYPE) |(vllm|llamacpp|sglang):")  # begins one
-OTHER = ", other name"  # of what has another name now, or in a branch
-DRAFTS = {
-    "spec_decode_num_drafts": "drafts",
-    "spec_decode_num_draft_tokens": "drafted",
-    "spec_decode_num_accepted_tokens": "accepted",
-    "spec_decode_num_accepted_tokens_per_pos": "by_place",
+METRICS = {  # by name, without _total
+    engine.metrics_prefix + name: (engine, meaning)
+    for engine in ENGINES
+    for name, meaning in engine.metrics.items()
 }
-METRICS = {  # without _total: what is read of each
-    "vllm": DRAFTS
-    | {
-        "inter_token_latency_seconds_count": "passes",
-        "inter_token_latency_seconds_sum": "seconds",
-        "time_per_output_token_seconds_count": "passes" + OTHER,
-        "time_per_output_token_seconds_sum": "seconds" + OTHER,
-        "generation_tokens": "tokens",
-        "time_to_first_token_seconds_count": "firsts",
-        "iteration_tokens_total_count": "engine_steps",
-    },
-    "llamacpp": DRAFTS
-    | {
-        "n_decode": "engine_steps",
-        "n_busy_slots_per_decode": "slots",
-        "tokens_predicted": "tokens",
-        "tokens_predicted_seconds": "seconds",
-        "draft_verify_steps": "drafts" + OTHER,
-        "draft_tokens": "drafted" + OTHER,
-        "draft_tokens_accepted": "accepted" + OTHER,
-    },
-}
-GAUGES = ("slots",)  # of what is read; all else only grows while a server runs
+PREFIXES = "|".join(engine.metrics_prefix for engine in ENGINES if engine.metrics_prefix)
+PAGE = re.compile(rf"# (HELP|TYPE) |({PREFIXES})")  # begins one
 STARTED = "process_start_time_seconds"
 COUNTED = (
     "drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds", "requests",
@@ -72,7 +40,6 @@ COUNTED = (
 )  # fmt: skip
 NEEDED = ("passes", "emitted", "seconds")
 MOST = 1e15  # of a counter; more is damage
-UNDRAFTED = 1.01  # tokens per pass, above which something was drafted
 LONGEST = 10_000  # characters of a line; more are damage
 SHOWN = 60  # characters of a line in an error
 Labels = frozenset[tuple[str, str]]
@@ -91,21 +58,23 @@ def page_of(path: Path) -> Counts | None:
 
 
 def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
-    """Return the sums between two pages; llama.cpp counts prefill of `prompts`, and its tokens.
+    """Return the sums between two pages in which `prompts` were answered.
 
     Raises:
         PipelineError: a series of the first page is missing or smaller on the last, or the pages
             lack a count that the speed needs.
     """
-    early, late = (_series(path, _text(path)) for path in (first, last))
-    before, after = _sums(first, early), _sums(last, late)
+    early = _series(first, _text(first))
+    late = _series(last, _text(last))
+    before = _sums(first, early)
+    after = _sums(last, late)
     broken = _break_between(first.name, early, late)
     if broken:
         raise PipelineError(f"{last} {broken}: ask again (ask.name=NAME), or save both pages again")
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
     places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
     by_place = [above - below for above, below in places]
-    if after.engine == "llama.cpp":
+    if engine_named(after.engine).counts_prefill:
         spent["requests"] = prompts or math.nan
         for name in ("passes", "most_passes", "emitted"):
             spent[name] -= prompts
@@ -132,7 +101,7 @@ def _break_between(first: str, before: Series, after: Series) -> str:
         if name == STARTED or name.endswith("_created"):
             if late != early:
                 return f"is of a server that was restarted after {first} ({shown} is another)"
-        elif late < early and _meaning(name) not in GAUGES:
+        elif late < early and not _may_fall(name):
             fall = f"from {early:,.10g} to {late:,.10g}"
             return f"counts less than {first}: a server was restarted ({shown} fell {fall})"
     return ""
@@ -149,26 +118,23 @@ def read_page(path: Path | str, text: str) -> Counts:
 
 
 def _sums(path: Path | str, series: Series) -> Counts:
-    read = {key: value for key, value in series.items() if _meaning(key[0])}
-    engines = {name.partition(":")[0] for name, _ in read}
+    read = {key: value for key, value in series.items() if key[0] in METRICS}
+    engines = {METRICS[name][0] for name, _ in read}
     models = {printable(dict(labels).get("model_name", "")) for _, labels in read} - {""}
-    for what, found in (("metrics", engines), ("models", models)):
+    for what, found in (("metrics", {engine.name for engine in engines}), ("models", models)):
         if len(found) > 1:
             raise PipelineError(f"{path} holds {what} of {' and '.join(sorted(found))}: leave one")
     sums: dict[str, float] = {}
     placed: dict[str, float] = {}
     for (name, labels), value in read.items():
-        meaning, position = _meaning(name), dict(labels).get("position", "")
-        into, key = (placed, position) if meaning == "by_place" else (sums, meaning)
-        into[key] = into.get(key, 0.0) + value
-    if len(placed) > MOST_PLACES or set(placed) != set(map(str, range(len(placed)))):
-        positions = printable(", ".join(sorted(placed)))
-        raise PipelineError(
-            f"{path} has {len(placed)} positions of drafts, {positions:.{SHOWN}}: all from 0 on "
-            f"were expected, at most {MOST_PLACES}"
-        )
-    by_place = [placed[str(position)] for position in range(len(placed))]
-    counts = _counts(engines.pop(), "".join(models), sums, by_place)
+        meaning = METRICS[name][1]
+        if meaning == "by_place":
+            position = dict(labels).get("position", "")
+            placed[position] = placed.get(position, 0.0) + value
+        else:
+            sums[meaning] = sums.get(meaning, 0.0) + value
+    page = PageSums("".join(models), sums, _by_place(path, placed))
+    counts = engines.pop().page_counts(page)
     if counts.accepted > counts.drafted:  # NaN compares as false
         raise PipelineError(
             f"{path}: {counts.accepted:g} tokens were accepted of {counts.drafted:g} drafted: the "
@@ -177,35 +143,15 @@ def _sums(path: Path | str, series: Series) -> Counts:
     return counts
 
 
-def _counts(engine: str, model: str, sums: Mapping[str, float], by_place: list[float]) -> Counts:
-    def told(name: str, otherwise: float = math.nan) -> float:
-        return sums.get(name, sums.get(name + OTHER, otherwise))
-
-    engine_steps, requests = told("engine_steps"), told("firsts")
-    if engine == "vllm":
-        passes, emitted = told("passes"), told("tokens") - requests
-    else:
-        passes, emitted = engine_steps * told("slots", 1.0), told("tokens")
-    drafts, drafted, accepted = map(told, ("drafts", "drafted", "accepted"))
-    lacking = math.isnan(drafts) and math.isnan(drafted)
-    if lacking and engine == "vllm" and "tokens" in sums and not emitted > passes * UNDRAFTED:
-        # vLLM has these counters only where it drafts; data-parallel, not even there before its
-        # pull request 24049. Older pages of llama.cpp never have them
-        drafts = drafted = accepted = 0.0
-    return Counts(
-        engine=ENGINES[engine],
-        model=model,
-        drafts=drafts,
-        drafted=drafted,
-        accepted=accepted,
-        by_place=by_place,
-        passes=passes,
-        most_passes=passes,
-        emitted=emitted,
-        seconds=told("seconds"),
-        requests=requests,
-        engine_steps=engine_steps,
-    )
+def _by_place(path: Path | str, placed: Mapping[str, float]) -> list[float]:
+    """Return the counts by position, which must be 0, 1, ..."""
+    if len(placed) > MOST_PLACES or set(placed) != set(map(str, range(len(placed)))):
+        positions = printable(", ".join(sorted(placed)))
+        raise PipelineError(
+            f"{path} has {len(placed)} positions of drafts, {positions:.{SHOWN}}: all from 0 on "
+            f"were expected, at most {MOST_PLACES}"
+        )
+    return [placed[str(position)] for position in range(len(placed))]
 
 
 def _text(path: Path) -> str:
@@ -218,10 +164,12 @@ def _text(path: Path) -> str:
     return "\n" * blank + text
 
 
-def _meaning(name: str) -> str:
-    """Return what is read of a metric, empty where nothing is."""
-    engine, _, rest = name.partition(":")
-    return METRICS.get(engine, {}).get(rest, "")
+def _may_fall(name: str) -> bool:
+    """Say whether a metric may fall while a server runs; all else that is read only grows."""
+    if name not in METRICS:
+        return False
+    engine, meaning = METRICS[name]
+    return meaning in engine.gauges
 
 
 def _series(path: Path | str, text: str) -> Series:
@@ -239,13 +187,14 @@ def _series(path: Path | str, text: str) -> Series:
         try:
             if len(line) > LONGEST:
                 raise ValueError
-            ((sample,),) = (family.samples for family in text_string_to_metric_families(line))
+            (family,) = text_string_to_metric_families(line)
+            (sample,) = family.samples
         except (ValueError, IndexError):
             raise PipelineError(
                 f"{place} is no metric ({line[:SHOWN]!r}): give the engine's page"
             ) from None
         name = sample.name.removesuffix("_total")
-        if name != STARTED and not _meaning(name.removesuffix("_created")):
+        if name != STARTED and name.removesuffix("_created") not in METRICS:
             continue
         key = (name, frozenset(sample.labels.items()))
         if key in series:
@@ -256,10 +205,15 @@ def _series(path: Path | str, text: str) -> Series:
                 "expected"
             )
         series[key] = float(sample.value)
-    if not any(_meaning(name) for name, _ in series):
-        if re.search("^sglang:", text, re.MULTILINE):
-            raise PipelineError(f"{path} is a page of SGLang, which is not read: give its answers")
-        raise PipelineError(
-            f"{path} has no counts of drafts or passes: give one of vLLM, or of llama.cpp --metrics"
-        )
+    if not any(name in METRICS for name, _ in series):
+        raise PipelineError(f"{path} {_unread_page(text)}")
     return series
+
+
+def _unread_page(text: str) -> str:
+    """Say why nothing of a page is read."""
+    unread = [engine for engine in ENGINES if engine.metrics_prefix and not engine.metrics]
+    for engine in unread:
+        if re.search(f"^{engine.metrics_prefix}", text, re.MULTILINE):
+            return f"is a page of {engine.name}, which is not read: give its answers"
+    return f"has no counts of drafts or passes: give one of {engines_with_pages()}"

@@ -16,18 +16,14 @@ import httpx2
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.secrets import without_secrets
-from pipeline.engines.answers import FormatError, answer_parts, printable
-from pipeline.engines.counts import read_answer
+from pipeline.engines.answers import answer_parts, printable
+from pipeline.engines.kind import FormatError
 from pipeline.engines.pages import read_page
+from pipeline.engines.registry import ENGINES, engine_named, served_engines
+from pipeline.engines.sums import read_answer
 
 MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
 PATIENCE = 30.0  # seconds for a connection, and for all but answers
-
-
-ENGINES = {  # owner of the model: name, endpoint; where it says its version, under which key
-    "vllm": ("vLLM", "/v1/completions", "/version", "version"),
-    "llamacpp": ("llama.cpp", "/completion", "/props", "build_info"),
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Server:
     """A server that answers."""
 
     url: str  # without a path and a login
-    engine: str  # vLLM or llama.cpp
+    engine: str  # its name
     version: str  # its own word, empty without one
     model: str  # as the server names it
     endpoint: str  # the address that answers one prompt
@@ -68,13 +64,7 @@ def request_body(
     """
     body = {"prompt": list(prompt), "temperature": temperature, "top_p": 1.0, "top_k": 0}
     body["seed"] = seed
-    if server.engine == "llama.cpp":
-        body |= {"n_predict": steps, "return_tokens": True, "cache_prompt": False}
-        body |= {"samplers": ["top_k", "top_p", "temperature"], "repeat_penalty": 1.0}
-        return body | ({"n_probs": log_probs, "backend_sampling": False} if log_probs else {})
-    body |= {"model": server.model, "max_tokens": steps, "return_token_ids": True}
-    named = {"logprobs": log_probs, "return_tokens_as_token_ids": True}
-    return body | (named if log_probs else {})
+    return body | engine_named(server.engine).request_body(server.model, steps, log_probs)
 
 
 async def fetch(
@@ -137,24 +127,26 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         owners = {name: str(card.get("owned_by")) for name, card in cards.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PipelineError(
-            f"{base}/v1/models lists no models (status {status}): is it vLLM or llama.cpp?"
+            f"{base}/v1/models lists no models (status {status}): is it {served_engines()}?"
         ) from error
     name = model or next(iter(owners), None)
     if name not in owners or (model is None and len(owners) > 1):
         raise PipelineError(
             f"{base} serves {', '.join(map(printable, sorted(owners))) or 'none'}: give ask.model"
         )
-    if owners[name] not in ENGINES:
+    engine = next((one for one in ENGINES if one.model_owner == owners[name]), None)
+    if engine is None:
         raise PipelineError(
-            f"{base} is a server of {printable(owners[name]):.60}: give vLLM's or llama.cpp's"
+            f"{base} is a server of {printable(owners[name]):.60}: give one of {served_engines()}"
         )
-    engine, endpoint, about, key = ENGINES[owners[name]]
+    about, key = engine.version_place
     try:
         _, body = await fetch(client, base + about)
         version = printable(json.loads(body).get(key) or "")[:60]
     except (httpx2.HTTPError, TimeoutError, ValueError, AttributeError, RecursionError):
         version = ""
-    return Server(base, engine, version, name, base + endpoint, _weights(cards[name]))
+    address = base + engine.endpoint
+    return Server(base, engine.name, version, name, address, _weights(cards[name]))
 
 
 async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None:

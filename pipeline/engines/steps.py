@@ -1,10 +1,10 @@
-"""The steps of an engine's answers, in each of the formats that engines write, and their checks.
+"""The steps of an engine's answers, in each of the formats that engines write.
 
 | format | who writes it | steps |
 |---|---|---|
 | chat | vLLM, SGLang, llama.cpp | choices[].logprobs.content[].top_logprobs |
 | completions | vLLM, SGLang | choices[].logprobs: tokens, token_logprobs, top_logprobs |
-| native | llama.cpp | completion_probabilities[].top_logprobs |
+| an engine's own | llama.cpp | as `Engine.logged_entries` returns them |
 
 A token is an id where the engine gives one, else its bytes and which of the equal ones of its step
 it is.
@@ -14,38 +14,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pipeline.core.errors import PipelineError, first_line
-from pipeline.engines.answers import FormatError, Part
+from pipeline.core.errors import first_line
+from pipeline.engines.kind import FormatError, Part, mapping
+from pipeline.engines.llama_cpp import SAMPLED
+from pipeline.engines.registry import ENGINES, engine_of
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # vLLM, with return_tokens_as_token_ids
-MASKED = -9000.0  # at most this is a token that sampling took out: -9999 (vLLM), float32's least
-FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
-SUM_ROUNDING = 1e-6  # of sums of probabilities
-OWN = 1e-3  # nats, between the emitted token's own value and that of the list
-CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
-RAW = (
-    "log raw values (vLLM: --logprobs-mode raw_logprobs; SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)"
-)
-RAW_LLAMA = "log raw values (llama.cpp: post_sampling_probs=false, backend_sampling=false)"
-PROCESSED = ("temp_scaled_logprobs", "top_p_normalized_logprobs")  # of a request
-SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
-
-
-class OddStepError(PipelineError):
-    """A step contradicts itself, as where two tokens of one text share a place in its list."""
-
-
-class UnreadableStepError(OddStepError):
-    """A value of a step is missing, or is none: null, NaN, a token id below 0."""
 
 
 class Step(NamedTuple):
@@ -71,16 +50,10 @@ def logged_steps(part: Part) -> tuple[StepList, int]:
     """
     _check_settings(part)
     if not part.is_choice:
-        if not by_llama(part):
-            raise FormatError(
-                "is of SGLang's /generate, whose log-probabilities are not read: ask its "
-                "/v1/completions, with logprobs=N"
-            )
-        entries = part.body.get("completion_probabilities")
-        if entries is None:
-            raise FormatError("has no completion_probabilities: ask for n_probs=N")
+        entries = engine_of(part).logged_entries(part)
         return [_described(entry, part.line) for entry in entries], 0
-    logprobs, steps = part.content.get("logprobs") or {}, StepList()
+    logprobs = part.content.get("logprobs") or {}
+    steps = StepList()
     if isinstance(logprobs.get("content"), list):
         steps = [_described(entry, part.line) for entry in logprobs["content"]]
     elif isinstance(logprobs.get("tokens"), list):
@@ -93,24 +66,15 @@ def logged_steps(part: Part) -> tuple[StepList, int]:
 
 def _check_settings(part: Part) -> None:
     """Check that neither the request nor the answer's settings ask for processed values."""
-    request, verbose = part.request, _mapping(part.body.get("__verbose"))  # of llama.cpp
+    request = part.request
     settings = [request, request.get("sampling_params"), request.get("extra_body")]
-    settings += [body.get("generation_settings") for body in (part.body, verbose)]
-    for one in map(_mapping, settings):
-        if one.get("backend_sampling"):
-            raise FormatError(
-                "was sampled in the backend, where the softmax may be over the sampled candidates "
-                "only: log with backend_sampling=false"
-            )
-        if one.get("post_sampling_probs"):
-            raise FormatError(SAMPLED)
-        for name in PROCESSED:
+    answers = part.body, mapping(part.body.get("__verbose"))
+    settings += [answer.get("generation_settings") for answer in answers]
+    processed = {name: why for engine in ENGINES for name, why in engine.processed.items()}
+    for one in map(mapping, settings):
+        for name, why in processed.items():
             if one.get(name):
-                raise FormatError(f"has processed log-probabilities: log with {name}=false")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+                raise FormatError(why)
 
 
 def _remedy(part: Part) -> str:
@@ -124,11 +88,14 @@ def _remedy(part: Part) -> str:
 
 def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
     """Return how many tokens of the prompt stand before those of a choice (echo=true)."""
-    usage, prompt = part.body.get("usage") or {}, part.request.get("prompt")
-    size, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    usage = part.body.get("usage") or {}
+    prompt = part.request.get("prompt")
+    size = usage.get("prompt_tokens")
+    answer = usage.get("completion_tokens")
     both = type(size) is int and type(answer) is int and steps == size + answer
-    own, top = ((logprobs.get(name) or [0.0])[0] for name in ("token_logprobs", "top_logprobs"))
-    unscored = own is None and not top  # a text's first token
+    own_value = (logprobs.get("token_logprobs") or [0.0])[0]
+    top_values = (logprobs.get("top_logprobs") or [0.0])[0]
+    unscored = own_value is None and not top_values  # a text's first token
     if not (both or unscored or part.request.get("echo") is True):
         return 0
     if type(size) is not int and isinstance(prompt, list):
@@ -136,14 +103,6 @@ def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
     if type(size) is not int or not 0 <= size <= steps:
         raise FormatError("echoes its prompt, and does not say how long it is: ask for echo=false")
     return size
-
-
-def by_llama(part: Part) -> bool:
-    """Whether llama.cpp wrote an answer, whose softmax adds the vocabulary up one by one."""
-    if not part.is_choice:
-        return "meta_info" not in part.body
-    content = (part.content.get("logprobs") or {}).get("content") or []
-    return any("id" in _mapping(entry) for entry in content)
 
 
 def _described(entry: Mapping[str, Any] | None, line: int) -> Step | None:
@@ -159,7 +118,8 @@ def _described(entry: Mapping[str, Any] | None, line: int) -> Step | None:
 
 
 def _described_step(entry: Mapping[str, Any], line: int) -> Step | None:
-    seen, top = Counter[Token](), []
+    seen = Counter[Token]()
+    top = []
     for item in entry["top_logprobs"] or ():  # tokens of the same bytes are told apart by order
         token = _token(item)
         seen[token] += 1
@@ -169,7 +129,8 @@ def _described_step(entry: Mapping[str, Any], line: int) -> Step | None:
 
 
 def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
-    tokens, tops = logprobs["tokens"], logprobs.get("top_logprobs")
+    tokens = logprobs["tokens"]
+    tops = logprobs.get("top_logprobs")
     if not isinstance(tops, list) or len(tops) != len(tokens):
         size = len(tops) if isinstance(tops, list) else "no"
         raise FormatError(f"has {len(tokens)} tokens and {size} top_logprobs: ask for logprobs=N")
@@ -221,92 +182,3 @@ def _number(value: Any) -> float:
     if not number or (isinstance(value, int) and value < -1e30):
         raise ValueError(f"a log-probability that is {value!r:.40}")
     return value
-
-
-def ranked_step(path: Path, step: Step, remedy: str = RAW) -> Step:
-    """Return a step with its list by falling value, and the mass of the whole list.
-
-    `remedy` says how to log raw values.
-
-    vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
-    probable tokens may be missing between it and the others, and it is taken out.
-    """
-    at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
-    if step.wrong:
-        raise UnreadableStepError(f"{at} {step.wrong}")
-    values = [value for _, value in top]
-    if min(values) <= MASKED:
-        raise PipelineError(
-            f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
-            f"top-k, top-p or a grammar: {remedy}"
-        )
-    if max(values) > FLOAT32:
-        raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
-    held = dict(top)
-    if len(held) < len(top):
-        ((twice, _),) = Counter(token for token, _ in top).most_common(1)
-        raise OddStepError(
-            f"{at}: the list of a step has token {twice} twice: give the engine's own answers"
-        )
-    alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
-    listed = held.get(emitted)
-    if own is None or own <= MASKED or alike:
-        agree = True
-    else:
-        agree = own <= min(values) + OWN if listed is None else abs(own - listed) <= OWN
-    if not agree:
-        of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
-        raise OddStepError(
-            f"{at}: the emitted token has a log-probability of {own:.7g}, but in the list of its "
-            f"step {of_list}: log raw values of one distribution"
-        )
-    mass = float(np.exp(values).sum())
-    falling = [after <= before for before, after in pairwise(values)]
-    if all(falling):
-        return step._replace(mass=mass)
-    if not all(falling[1:]) or top[0][0] != emitted:
-        raise OddStepError(
-            f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
-        )
-    ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])
-    return step._replace(top=ranked, mass=mass)
-
-
-def check_sums(
-    path: Path, steps: Sequence[Step], error: float, vocab_size: int | None, remedy: str = RAW
-) -> None:
-    """Check that whole lists belong to distributions over the vocabulary, tails included.
-
-    The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
-    over many tokens leaves some mass outside the list wherever its least token has some.
-    """
-    uncertain, cut = 0, list[int]()
-    slack = 1e-5 + error
-    for step in steps:
-        if step.mass * np.exp(-error) > 1.0 + SUM_ROUNDING:
-            raise PipelineError(
-                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step sum to "
-                f"{step.mass:.7g}, more than their rounding ({error:g}) allows: log natural "
-                "logarithms of one distribution, or give distributions.log.error"
-            )
-        if vocab_size is None:
-            continue
-        others, least = max(0, vocab_size - len(step.top)), np.exp(step.top[-1][1])
-        rest = 1.0 - sum(np.exp(value + error) for _, value in step.top)
-        if rest > others * least * np.exp(error) + SUM_ROUNDING:
-            raise PipelineError(
-                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step leave "
-                f"{rest:.4g} to the {others} other tokens, and each of them has at most the least "
-                f"of the list, {least:.4g}: log natural logarithms of probabilities, not logits, "
-                "and give the model's own distributions.log.vocab_size"
-            )
-        if least > max(1e-3, 4 * slack) and vocab_size >= 10 * len(step.top):
-            uncertain += 1
-            if 1.0 - step.mass < slack:
-                cut.append(step.line)
-    if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
-        raise PipelineError(
-            f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
-            f"there and at {len(cut)} of {uncertain} uncertain steps: after top-k or top-p; "
-            f"{remedy}"
-        )

@@ -75,7 +75,8 @@ class Streams:
         return self._open.setdefault(key, _Stream(line, number))
 
     def _take_choices(self, line: int, number: int, value: Mapping[str, Any]) -> bool:
-        choices, name = value["choices"], value.get("id") or value.get("request_id")
+        choices = value["choices"]
+        name = value.get("id") or value.get("request_id")
         if not all(isinstance(choice, dict) for choice in choices):
             return False
         is_chunk = self._events or str(value.get("object")).endswith(".chunk")
@@ -107,7 +108,8 @@ class Streams:
 
     def _take_native(self, line: int, number: int, value: Mapping[str, Any]) -> bool:
         key = f"llama.cpp {value.get('id_slot')} {value.get('index')}"
-        predicted, last = value.get("tokens_predicted"), bool(value["stop"])
+        predicted = value.get("tokens_predicted")
+        last = bool(value["stop"])
         if last and (key not in self._open or any(value.get(name) for name in NATIVE_LISTS)):
             return False
         anew = False
@@ -143,7 +145,8 @@ def _native(stream: _Stream) -> dict[str, Any]:
     tokens: list[Any] = []
     entries: list[Any] = []
     for chunk in stream.chunks[""]:
-        new, logged = (_list(chunk.get(name)) for name in NATIVE_LISTS)
+        new = _list(chunk.get("tokens"))
+        logged = _list(chunk.get("completion_probabilities"))
         tokens += new
         entries += logged or [None] * len(new)
     predicted = stream.body.get("tokens_predicted")

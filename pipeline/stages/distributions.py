@@ -201,8 +201,9 @@ def write_log(task: Task, out: Out) -> None:
         "token_ids": ENGINES_IDS if log.given_ids else "of this file, by their bytes",
         "values": NOT_TOLD,
     }
+    engine = log.engine or "an engine that they do not name"
     print(
-        f"distributions {task.label}: {rows} steps of {log.answers} answers, {log.k} "
+        f"distributions {task.label}: {rows} steps of {log.answers} answers of {engine}, {log.k} "
         f"log-probabilities each, off by at most {log.error:.2g}; left out: "
         f"{counted(log.excluded)}; values {NOT_TOLD}",
         flush=True,

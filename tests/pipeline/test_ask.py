@@ -13,8 +13,8 @@ from filelock import FileLock
 
 from pipeline import ask
 from pipeline.engines import servers
-from pipeline.engines.counts import read_sums
 from pipeline.engines.seals import CHANGED
+from pipeline.engines.sums import read_sums
 from pipeline.study import Study
 
 STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]

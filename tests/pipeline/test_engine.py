@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from pipeline import engine
 from pipeline.engines.check import CallComparison
-from pipeline.engines.counts import read_sums
 from pipeline.engines.logs import read_log, stacked
+from pipeline.engines.sums import read_sums
 from tests.engines import SAMPLES, answer_ids, lines
 
 COUNT = 6  # answers of the samples, of 30

@@ -17,9 +17,10 @@ import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
-from pipeline.engines.counts import read_sums
+from pipeline.engines.comparison import gain
 from pipeline.engines.pages import page_of, read_page
-from pipeline.engines.runs import gain, read_run
+from pipeline.engines.runs import read_run
+from pipeline.engines.sums import read_sums
 from tests.engines import SAMPLES
 
 FILES = Path(__file__).parent / "engine_counts"

@@ -9,9 +9,9 @@ import zipfile
 import pytest
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.counts import read_sums
 from pipeline.engines.json_text import json_values
 from pipeline.engines.logs import stacked
+from pipeline.engines.sums import read_sums
 from tests.pipeline import test_engine_logs as logs
 
 

@@ -1,0 +1,222 @@
+"""Runs of an engine beside one without drafts: speed-up, cost of a step, and whether they compare.
+
+Seconds are, where both runs have them of every answer, those of decoding by the engine's clock
+(llama.cpp), else those of whole requests (`pipeline.ask`), with an interval over prompts; else
+those of the pages, with a rough interval from their numbers of requests. The servers must have
+answered the same requests at the same load: where the counts show that they did not, nothing is
+recommended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from analysis.decoding.draft_length import drafting_pass_cost
+from analysis.decoding.speed import LEAST_VERIFY_RATIO, speed_bootstrap, speedups
+from analysis.report.text import estimate_text
+from analysis.statistics.bootstrap import Resampling
+from analysis.statistics.estimate import Estimate
+from pipeline.core.errors import PipelineError
+from pipeline.engines.answers import printable
+from pipeline.engines.counts import UNDRAFTED, Counts
+from pipeline.engines.registry import counts_remedy, engine_named
+from pipeline.engines.runs import Run
+
+SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
+SAME_LOAD = 1.5  # times as many requests at once; answers of other lengths leave other gaps
+IMPLAUSIBLE = 20  # passes that a step costs
+ROUGH_SPREAD = 0.3  # standard deviation of a request's log seconds per token: docs/engine.md
+CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole requests"}
+
+
+class Speed(NamedTuple):
+    """How many times as fast as the base a run is, its interval, and the cost of a step.
+
+    The cost is in passes of the base; NaN where something is not known.
+    """
+
+    times: float
+    low: float = math.nan
+    high: float = math.nan
+    cost: float = math.nan
+    rough: bool = False  # the interval is from the number of requests alone
+    compares: bool = True  # with the base
+
+    def __str__(self) -> str:
+        if math.isnan(self.times):
+            return "-"
+        if math.isnan(self.low):
+            return f"{self.times:.2f} times"
+        unit = " times, roughly" if self.rough else " times"
+        times = Estimate(self.times, self.low, self.high)
+        return estimate_text(times, unit=unit, apart=[1], zero_width=True)
+
+
+def compare(
+    base: Run, runs: Sequence[Run], statistics: Resampling
+) -> tuple[list[Speed], list[str]]:
+    """Return the speed and the cost of a step of each run, and what the reader must know of them.
+
+    The base is without drafts. Intervals hold for all runs together.
+    """
+    if base.counts.drafting:
+        raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
+    for run in runs:
+        if run.counts.drafting is False:
+            raise PipelineError(
+                f"{run.path} counts no drafts: start this server with a drafter, or give what "
+                f"counts them ({counts_remedy(engine_named(run.engine))})"
+            )
+        if base.engine and run.engine and base.engine != run.engine:
+            raise PipelineError(
+                f"{base.path} is of {base.engine} and {run.path} of {run.engine}: give those of one"
+            )
+    clock, speeds = _speeds(base, runs, statistics)
+    notes = [f"speed beside the target alone: {clock}"] if clock else []
+    for i, run in enumerate(runs):
+        doubts = _differences(base, run) + _doubts_of_cost(run, speeds[i].cost)
+        notes += doubts
+        speeds[i] = speeds[i]._replace(compares=not doubts)
+    return speeds, notes
+
+
+def _speeds(base: Run, runs: Sequence[Run], statistics: Resampling) -> tuple[str, list[Speed]]:
+    """Return the clock, and the speed of each run by it with the cost of a step."""
+    none = Speed(math.nan)
+    pages = [gain(base.page, run.page) if base.page and run.page else none for run in runs]
+    clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
+    if of_answers is None:
+        if all(math.isnan(speed.times) for speed in pages):
+            return "", pages
+        z = float(norm.ppf(1 - (1 - statistics.confidence) / 2 / len(runs)))
+        for i, run in enumerate(runs):
+            if base.page and run.page:
+                pages[i] = _roughly(pages[i], (base.page.requests, run.page.requests), z)
+        return "sums of the pages, prefill left out", pages
+    speeds = []
+    for row, of_page, run in zip(np.transpose(of_answers).tolist(), pages, runs, strict=True):
+        cost = of_page.cost
+        if math.isnan(cost):
+            cost = _cost_from_speed(run.counts, row[0])
+        speeds.append(Speed(row[0], row[1], row[2], cost))
+    return clock, speeds
+
+
+def _cost_from_speed(counts: Counts, times: float) -> float:
+    """Return the cost of a step that explains a speed; prefill, which has no draft, raises it."""
+    passes = (counts.passes + counts.most_passes) / 2
+    if not passes > 0:  # NaN compares as false
+        return math.nan
+    return drafting_pass_cost(counts.emitted / passes / times, counts.drafts / passes)
+
+
+def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
+    """Return a speed with an interval from the numbers of requests alone; none where not told."""
+    if not all(n > 0 for n in requests):  # NaN compares as false
+        return speed
+    half = z * ROUGH_SPREAD * math.sqrt(sum(1 / n for n in requests))
+    ends = speed.times * math.exp(-half), speed.times * math.exp(half)
+    return speed._replace(low=ends[0], high=ends[1], rough=True)
+
+
+def _differences(base: Run, run: Run) -> list[str]:
+    """Return why two runs do not compare: another model, other requests, another load."""
+    found = []
+    if base.page and run.page:
+        models = base.page.model, run.page.model
+        if all(models) and models[0] != models[1]:
+            found.append(f"{base.path.name} is of {models[0]}, {run.path.name} of {models[1]}")
+    least, _ = base.counts.tokens_per_pass
+    if least > UNDRAFTED:  # NaN compares as false
+        found.append(
+            f"{base.path.name} has {least:.3f} tokens per pass, so something was drafted there"
+        )
+    tokens = _tokens_of_both(base, run)
+    if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:  # NaN compares as false
+        found.append(
+            f"{base.path.name} counts {tokens[0]:,.0f} tokens and {run.path.name} "
+            f"{tokens[1]:,.0f}: other requests, or a server that was restarted"
+        )
+    other_load = _load_difference(base, run)
+    if other_load:
+        found.append(f"{other_load}: the speed is that of another load")
+    return found
+
+
+def _load_difference(base: Run, run: Run) -> str:
+    """Return how the loads of two runs differ, as they were asked or by their pages; or nothing."""
+    at_once = base.record.get("concurrent"), run.record.get("concurrent")
+    if None not in at_once:
+        if at_once[0] == at_once[1]:
+            return ""
+        asked = [printable(number) for number in at_once]
+        return (
+            f"{base.path.name} was asked with {asked[0]} at once and {run.path.name} with "
+            f"{asked[1]}"
+        )
+    if base.page and run.page:
+        loads = base.page.load, run.page.load
+        if max(loads) > SAME_LOAD * min(loads):
+            return (
+                f"{base.path.name} served {loads[0]:.1f} requests a step and {run.path.name} "
+                f"{loads[1]:.1f}"
+            )
+    return ""
+
+
+def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
+    """Return each run's tokens, of the answers that both have or of all."""
+    both = [name for name in base.counts.answers if name in run.counts.answers]
+    if not both:
+        return base.tokens, run.tokens
+    sizes = [[of.counts.answers[name].size or math.nan for name in both] for of in (base, run)]
+    return sum(sizes[0]), sum(sizes[1])
+
+
+def _doubts_of_cost(run: Run, cost: float) -> list[str]:
+    """Return why the cost of a step can't be right."""
+    if cost < LEAST_VERIFY_RATIO:
+        why = "less than a pass of the target alone: it had another load, or a busy machine"
+        return [f"{run.path.name}: a step would cost {cost:.2f} passes, {why}"]
+    if cost > IMPLAUSIBLE:
+        why = "as in a server that still compiles"
+        return [f"{run.path.name}: a step costs {cost:.0f} passes, {why}"]
+    return []
+
+
+def gain(base: Counts, run: Counts) -> Speed:
+    """Return the gain of a run with drafts over one without; NaN where a page lacks a count.
+
+    It is seconds a token of the target alone over those with drafts. Passes without a draft cost
+    as much as those of the target alone. With s0 seconds a pass of the target alone, a step with a
+    draft costs (seconds - (passes - drafts) s0) / (drafts s0).
+    """
+
+    def over(above: float, below: float) -> float:
+        return above / below if below else math.nan
+
+    pass_seconds = over(base.seconds, base.passes)
+    spent = run.seconds - (run.passes - run.drafts) * pass_seconds
+    speedup = over(over(base.seconds, base.emitted), over(run.seconds, run.emitted))
+    return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
+
+
+def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, Estimate | None]:
+    """Return the clock that all runs have of each answer, and the (R - 1,) speeds."""
+    answers = [run.answers for run in runs]
+    prompts = [name for name in answers[0] if all(name in others for others in answers)]
+    sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
+    tokens = np.array(sizes, dtype=np.float64)  # (P, R)
+    for clock, words in CLOCKS.items():
+        seconds = np.array([[getattr(of[name], clock) for of in answers] for name in prompts])
+        if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
+            continue
+        bootstrap = speed_bootstrap(len(prompts), *statistics)
+        speeds = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
+        return f"{words}, {len(prompts)} prompts", Estimate(*(numbers[1:] for numbers in speeds))
+    return "", None

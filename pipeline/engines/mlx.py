@@ -1,0 +1,41 @@
+"""MLX (mlx-vlm): answers only.
+
+`mlx_vlm/server/schemas.py` defines llama.cpp's timings with peak_memory, and newer versions add
+draft_rounds. Every pass after prefill verifies a draft, so the rounds are all passes.
+"""
+
+from __future__ import annotations
+
+from pydantic import AliasPath, Field
+
+from pipeline.engines.counts import EngineAnswer
+from pipeline.engines.kind import Count, Engine, Part, mapping
+from pipeline.engines.llama_cpp import TimingFields
+
+OWN_TIMINGS = {"draft_rounds", "peak_memory"}
+
+
+class MLXFields(TimingFields):
+    """Counts of one request; older versions draft and do not count it."""
+
+    draft_rounds: Count | None = Field(
+        default=None, validation_alias=AliasPath("timings", "draft_rounds")
+    )
+
+    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+        """Return the answer with these counts."""
+        answer = super().add_counts(answer, part)
+        if self.draft_n is None or self.draft_rounds is None:
+            return answer
+        return answer._replace(calls=self.draft_rounds, counted_passes=self.draft_rounds)
+
+
+class MLX(Engine):
+    """The server of mlx-vlm."""
+
+    name = "MLX"
+    fields = MLXFields
+
+    def wrote(self, part: Part) -> bool:
+        """Say whether an answer has timings with what only mlx-vlm adds."""
+        return not OWN_TIMINGS.isdisjoint(mapping(part.body.get("timings")))

@@ -1,0 +1,71 @@
+"""The table of runs that `pipeline.engine` prints, and a line for each count that a run lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from pipeline.engines.comparison import Speed
+from pipeline.engines.counts import Counts
+from pipeline.engines.registry import counts_remedy, engine_named
+from pipeline.engines.runs import Run
+
+
+def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
+    """Return the lines of the table."""
+    rows = []
+    for i, run in enumerate(runs):
+        counts = run.counts
+        rates = run.acceptance[0]
+        row = {
+            "run": run.path.name,
+            "drafts of": "-" if run.length is None else run.length or "none",
+            "accepted by position": " ".join(_shown(".3f", rate) for rate in rates) or "-",
+            "accepted of drafted": _accepted(counts),
+            "tokens": _shown(",.0f", counts.emitted),
+            "passes": _shown(",.0f", counts.passes, counts.most_passes),
+            "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
+        }
+        if speeds:
+            cost = speeds[i].cost
+            row["a step costs"] = "-" if math.isnan(cost) else f"{cost:.2f} passes"
+            row["speed"] = str(speeds[i])
+        rows.append(row)
+    return pd.DataFrame(rows).to_string(index=False).splitlines()
+
+
+def _accepted(counts: Counts) -> str:
+    if counts.drafting is None:
+        return "-"
+    return f"{_shown(',.0f', counts.accepted)} of {_shown(',.0f', counts.drafted)}"
+
+
+def _shown(form: str, *ends: float) -> str:
+    """Return a number as printed, or the two ends between which it lies."""
+    printed = dict.fromkeys("-" if math.isnan(end) else format(end, form) for end in ends)
+    return " to ".join(printed)
+
+
+def untold(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run that lacks a count, with what would give it."""
+    lines = []
+    for run in runs:
+        counts = {"drafts": run.counts.drafts, "passes": run.counts.passes}
+        lacking = [name for name, count in counts.items() if math.isnan(count)]
+        if run.page is run.counts and run.counts.drafting and lacking:
+            lines.append(
+                f"{run.path.name} lacks the counter of {' and of '.join(lacking)}, so what follows "
+                "from it is shown as -: give the whole page, or that of a newer server"
+            )
+        if run.counts.drafting is None:
+            if run.page is run.counts:
+                remedy = f"take a newer {run.engine}, or give answers that count them"
+            else:
+                remedy = f"{counts_remedy(engine_named(run.engine))}, or give the page of /metrics"
+            lines.append(
+                f"{run.path.name} does not count drafts, so what is not known is shown as -: "
+                f"{remedy}"
+            )
+    return lines
