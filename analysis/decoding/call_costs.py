@@ -16,18 +16,23 @@ drafting over those of a call without a draft.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from ..rules import StrictGreedy
 from ..statistics.bootstrap import Flags, Integers, PromptBootstrap, Resampling
-from ..statistics.estimate import Estimate
+from ..statistics.estimate import Estimate, interval_columns
 from ..topk import Floats
 from .draft_length import expected_tokens, extended_costs, speed_by_length
+from .metrics import Decoded
 
 LONGEST = 8  # the longest draft for which a speed is predicted
-PARTS = ("draft_seconds", "verify_seconds", "other_seconds")  # of a call
+CONFIGURED = "model"  # the drafter that the configuration names, as in `Decoded.runs`
+GREEDY = StrictGreedy().label
 
 
 @dataclass(frozen=True)
@@ -168,3 +173,87 @@ def _costs(draft: Floats, target: Floats) -> Floats:
     whole = (draft + target) / target[..., :1]
     whole[..., 0] = 1.0  # nothing is drafted, but the moment between two marks
     return extended_costs(whole, LONGEST)
+
+
+def counts_of_run(decoded: Decoded, run: int) -> PositionCounts:
+    """Count the calls of a run of chains; at the last position of an answer nothing is drafted."""
+    calls = decoded.calls[decoded.calls["run"] == run]
+    calls = calls[calls["position"] < decoded.answers["n_tokens"].max() - 1]
+    prompts = sorted(decoded.answers["prompt_id"].unique())
+    index = pd.Index(prompts).get_indexer(calls["prompt_id"])
+    counted = calls[["tested", "accepted", "drafted"]].to_numpy().T
+    return PositionCounts.of_calls(len(prompts), index, *counted)
+
+
+def predictions(
+    decoded: Decoded, judged: Mapping[str, PositionCounts], statistics: Resampling
+) -> pd.DataFrame:
+    """Return `predicted_speeds` of every drafter under strict greedy, and under the rules judged.
+
+    `judged` are the counts that stage acceptance made of the configured drafter, by the label of
+    the rule. What another drafter proposes is counted in the calls of its longest chains.
+
+    Returns:
+        The rows of `predicted_speeds` with `drafter`, as in `decoded.runs`, and `rule`, a label;
+        none where no round of calls was timed.
+    """
+    seconds = CallSeconds.of_rounds(decoded.passes)
+    frames = [pd.DataFrame(columns=["drafter", "rule", "draft_length"])]
+    if not len(seconds.target):
+        return frames[0]
+    for rule, counts in judged.items():
+        if counts.calls.any():
+            table = predicted_speeds(counts, seconds, statistics)
+            frames.append(table.assign(drafter=CONFIGURED, rule=rule))
+    for drafter, run in _longest_chains(decoded).items():
+        counts = counts_of_run(decoded, run)
+        if counts.calls.any() and not (drafter == CONFIGURED and judged):
+            drafting = None if drafter == CONFIGURED else _draft_seconds(decoded, run)
+            table = predicted_speeds(counts, seconds, statistics, drafting)
+            frames.append(table.assign(drafter=drafter, rule=GREEDY))
+    return pd.concat(frames[1:] or frames, ignore_index=True)
+
+
+def _longest_chains(decoded: Decoded) -> dict[str, int]:
+    """Return the run of each drafter that drafts the longest chains under strict greedy."""
+    runs = decoded.runs[~decoded.of_trees]
+    runs = runs[(runs["drafter"] != "none") & (runs["rule"] == GREEDY) & (runs["temperature"] == 0)]
+    longest = runs.groupby("drafter", sort=False)["draft_length"].idxmax()
+    return {str(drafter): int(run) for drafter, run in longest.items()}
+
+
+def _draft_seconds(decoded: Decoded, run: int) -> float:
+    """Return the mean seconds of the drafts of a run; 0 where nothing was drafted."""
+    calls = decoded.call_seconds[decoded.call_seconds["run"] == run]
+    drafts = calls[calls["drafted"] > 0]
+    return float(drafts["draft_seconds"].mean()) if len(drafts) else 0.0
+
+
+class Outlook:
+    """What is predicted of a drafter under a rule, by draft length: rows of `predicted_speeds`."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        """Keep the rows of one drafter under one rule."""
+        self._rows = {int(row["draft_length"]): row for row in rows.to_dict("records")}
+
+    @classmethod
+    def of(cls, predicted: pd.DataFrame, drafter: str, rule: str | None) -> Outlook | None:
+        """Return that of a method; None where nothing was predicted for it."""
+        rows = predicted[(predicted["drafter"] == drafter) & (predicted["rule"] == rule)]
+        return cls(rows) if len(rows) else None
+
+    def best(self, column: str = "speed") -> tuple[int, Estimate]:
+        """Return the draft length of the largest speed, and that speed; 0 where no draft pays.
+
+        `column` may be `memory_bound`, the speed where a pass costs the same for any length.
+        """
+        length = max(self._rows, key=lambda at: self._rows[at][column])
+        return length, self.estimate(column, length)
+
+    def estimate(self, column: str, draft_length: int) -> Estimate:
+        """Return a number of a draft length with its interval; undefined beyond `LONGEST`."""
+        row = self._rows.get(draft_length)
+        if row is None:
+            return Estimate(math.nan)
+        low, high = (row.get(end, math.nan) for end in interval_columns(column))
+        return Estimate(row[column], low, high)

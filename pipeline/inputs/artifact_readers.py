@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from analysis.acceptance.judgement import Steps
+    from analysis.decoding.call_costs import PositionCounts
     from analysis.topk import Floats
 
 ROWS = 8192  # of a chunk
@@ -35,6 +36,20 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     """Return the tokens of every prompt of an artifact of stage prompts."""
     table = prompts.read(columns=["prompt_id", "token_ids"]).to_pydict()
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
+
+
+def read_position_counts(acceptance: Artifact) -> dict[str, PositionCounts]:
+    """Read how often each position of a draft was tested and accepted, by the label of the rule."""
+    from analysis.decoding.call_costs import LONGEST, PositionCounts
+
+    table = acceptance.read("positions").to_pandas()
+    counts = {}
+    for rule, rows in table.groupby("rule", sort=False):
+        tested, accepted = (
+            rows[name].to_numpy().reshape(-1, LONGEST) for name in ("tested", "accepted")
+        )
+        counts[str(rule)] = PositionCounts(tested, accepted, tested[:, 0], tested[:, 0])
+    return counts
 
 
 def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:

@@ -17,6 +17,7 @@ from analysis.acceptance.target_statistics import (
     top_statistics,
 )
 from analysis.certificates.closed_forms import compared_steps
+from analysis.decoding.call_costs import PositionCounts, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
 from analysis.decoding.speed import relaxed_ratios, speed
@@ -56,11 +57,13 @@ class Content:
     targets: Sequence[Target]  # their steps
     results: Results  # their statistics
     # their decoded answers, if there are any; of them `analysis.decoding.metrics.acceptance`,
-    # `analysis.decoding.speed.speed` with `theta`, and `analysis.decoding.speed.relaxed_ratios`
+    # `analysis.decoding.speed.speed` with `theta`, `analysis.decoding.speed.relaxed_ratios` and
+    # `analysis.decoding.call_costs.predictions`
     decoded: Sequence[Decoded]
     accepted: Sequence[pd.DataFrame]
     speeds: Sequence[pd.DataFrame]
     ratios: Sequence[pd.DataFrame]
+    predicted: Sequence[pd.DataFrame]
     # their answers to tasks, if there are any; `analysis.decoding.paired_accuracy.accuracy` of them
     answered: Sequence[Answered]
     accuracies: Sequence[pd.DataFrame]
@@ -80,10 +83,9 @@ def read_content(task: Task, inputs: Inputs) -> Content:
     labels = printed_labels(task.settings["targets"], dumps)
     sources = list(map(Source, labels, tasks.values(), artifacts.values()))
     targets = [read_target(task, source) for source in sources]
+    timed = [source for source in sources if "decoding" in source.artifacts]
     decoded = [
-        read_decoded(source.label, drafter, source.artifacts["decoding"])
-        for source in sources
-        if "decoding" in source.artifacts
+        read_decoded(source.label, drafter, source.artifacts["decoding"]) for source in timed
     ]
     answered = [
         read_answered(source.label, source.artifacts["accuracy"])
@@ -105,9 +107,18 @@ def read_content(task: Task, inputs: Inputs) -> Content:
         accepted=accepted,
         speeds=speeds,
         ratios=[relaxed_ratios(pair, *statistics) for pair in decoded],
+        predicted=[
+            predictions(pair, _judged_positions(source), statistics)
+            for pair, source in zip(decoded, timed, strict=True)
+        ],
         answered=answered,
         accuracies=[accuracy(answers, *statistics, tolerated_loss) for answers in answered],
     )
+
+
+def _judged_positions(source: Source) -> dict[str, PositionCounts]:
+    acceptance = source.artifacts.get("acceptance")
+    return {} if acceptance is None else stored.read_position_counts(acceptance)
 
 
 def printed_rules(report: Task) -> list[Rule]:
