@@ -6,7 +6,7 @@ acceptance rate at position i of a draft, given that the positions before it wer
 
     L(g) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_g      tokens per call (`expected_tokens`)
     C(g) = seconds of a call with g drafted tokens / seconds of a call without a draft
-    speed(g) = (1 + f (L(g) - 1)) / (1 + f (C(g) - 1))      (`speed_by_length`)
+    speed(g) = (1 + f (L(g) - 1)) / (1 + f (C(g) - 1))      (`over_all_passes`)
 
 where f is the share of the calls that draft anything, which is 1 but for look-up. The time before
 the first token is left out. Drafting pays while C(g) < L(g). Where a pass takes as long over
@@ -27,7 +27,7 @@ from ..rules import StrictGreedy
 from ..statistics.bootstrap import Flags, Integers, PromptBootstrap, Resampling
 from ..statistics.estimate import Estimate, interval_columns
 from ..topk import Floats
-from .draft_length import expected_tokens, extended_costs, speed_by_length
+from .draft_length import expected_tokens, extended_costs, over_all_passes
 from .metrics import Decoded
 
 LONGEST = 8  # the longest draft for which a speed is predicted
@@ -114,37 +114,35 @@ def predicted_speeds(
     Intervals are over prompts (tokens), over rounds (cost), and over both (speed).
 
     Returns:
-        A row for each `draft_length`, with `tokens_per_call` (of calls that draft), `cost` (in
-        calls without a draft), `speed` and their ends `*_ci_low` and `*_ci_high`; `memory_bound`,
-        the speed if the target's pass cost the same for any length; `share`, of calls that draft.
+        A row for each `draft_length`, with `tokens_per_call`, `cost` (in calls without a draft),
+        both over all calls, `speed`, and their ends `*_ci_low` and `*_ci_high`; `memory_bound`, the
+        speed if the target's pass cost the same for any length.
     """
     bootstrap = PromptBootstrap(np.arange(len(counts.calls)), *statistics)
     rates = _rates(counts.tested.sum(0), counts.accepted.sum(0))
     drawn_rates = _rates(bootstrap.sums(counts.tested), bootstrap.sums(counts.accepted))
     share = bootstrap.ratio(counts.drafting, counts.calls).value
     with np.errstate(invalid="ignore"):  # resamples of prompts without a call are left out
-        drawn_share = bootstrap.sums(counts.drafting) / bootstrap.sums(counts.calls)
+        drawn_share = (bootstrap.sums(counts.drafting) / bootstrap.sums(counts.calls))[:, None]
 
     draft, target = _seconds_of(seconds.medians(), draft_seconds)
     drawn_draft, drawn_target = _seconds_of(seconds.drawn_medians(statistics), draft_seconds)
-    costs = _costs(draft, target)
-    drawn_costs = _costs(drawn_draft, drawn_target)
+    costs = over_all_passes(_costs(draft, target), share)
+    drawn_costs = over_all_passes(_costs(drawn_draft, drawn_target), drawn_share)
     flat = np.broadcast_to(target[:1], target.shape)
 
-    drawn_tokens = expected_tokens(drawn_rates, LONGEST)
-    drawn_speeds = speed_by_length(drawn_rates, drawn_costs, drawn_share[:, None])
+    tokens = over_all_passes(expected_tokens(rates, LONGEST), share)
+    drawn_tokens = over_all_passes(expected_tokens(drawn_rates, LONGEST), drawn_share)
     estimates = {
-        "tokens_per_call": Estimate(
-            expected_tokens(rates, LONGEST), *bootstrap.interval(drawn_tokens)
-        ),
+        "tokens_per_call": Estimate(tokens, *bootstrap.interval(drawn_tokens)),
         "cost": Estimate(costs, *bootstrap.interval(drawn_costs)),
-        "speed": Estimate(speed_by_length(rates, costs, share), *bootstrap.interval(drawn_speeds)),
+        "speed": Estimate(tokens / costs, *bootstrap.interval(drawn_tokens / drawn_costs)),
     }
     table = pd.DataFrame({"draft_length": np.arange(LONGEST + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
-    table["memory_bound"] = speed_by_length(rates, _costs(draft, flat), share)
-    return table.assign(share=share)
+    table["memory_bound"] = tokens / over_all_passes(_costs(draft, flat), share)
+    return table
 
 
 def _rates(tested: Floats | Integers, accepted: Floats | Integers) -> Floats:

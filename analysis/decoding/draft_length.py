@@ -62,18 +62,13 @@ def extended_costs(costs: Floats, longest: int) -> Floats:
     return np.concatenate([costs, beyond], axis=-1)[..., : longest + 1]
 
 
-def speed_by_length(
-    rates: Sequence[float] | Floats, costs: Sequence[float] | Floats, share: float | Floats = 1.0
-) -> Floats:
-    """Return the speed over the target alone for each draft length that `costs` (..., G + 1) has.
+def speed_by_length(rates: Sequence[float] | Floats, costs: Sequence[float] | Floats) -> Floats:
+    """Return the speed over the target alone, L(gamma) / costs[gamma], for each cost given.
 
-    L(gamma) / costs[gamma] where every pass has a draft; where only a `share` f of them has,
-    (1 + f (L(gamma) - 1)) / (1 + f (costs[gamma] - 1)). Without prefill. `formula_speedup` is the
-    special case of f = 1, equal rates and a linear cost.
+    Without prefill. `formula_speedup` is the special case of equal rates and a linear cost.
     """
     cost = np.asarray(costs)
-    tokens = expected_tokens(rates, cost.shape[-1] - 1)
-    speeds: Floats = (1.0 + share * (tokens - 1.0)) / (1.0 + share * (cost - 1.0))
+    speeds: Floats = expected_tokens(rates, cost.shape[-1] - 1) / cost
     return speeds
 
 
@@ -86,6 +81,19 @@ def best_length(rates: Sequence[float], costs: Sequence[float] | Floats) -> int:
     3
     """
     return int(np.argmax(speed_by_length(rates, costs)))
+
+
+def over_all_passes(drafting: Floats, share: float | Floats) -> Floats:
+    """Return tokens per pass, or costs of a pass, averaged over all passes.
+
+    `drafting` are those of the passes with a draft, of which there is a `share`; a pass without one
+    gives one token and costs 1. So it is 1 + share (drafting - 1), which `drafting_pass_cost`
+    inverts.
+
+    >>> over_all_passes(np.array([1.0, 1.5]), 0.5).tolist()
+    [1.0, 1.25]
+    """
+    return 1.0 + share * (drafting - 1.0)
 
 
 def drafting_pass_cost(average: float, share: float) -> float:

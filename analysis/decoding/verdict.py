@@ -21,6 +21,7 @@ import pandas as pd
 from ..report.text import estimate_text
 from ..statistics.bootstrap import FEW_PROMPTS
 from ..statistics.estimate import Estimate
+from .call_costs import LONGEST, Outlook
 from .speed import SPEEDUP_ENDS
 
 # outcomes
@@ -48,6 +49,7 @@ class Advice:
     # the fastest lossless method of each drafter, the study's own first, then by speed: a row of
     # `speeds` of `advise` with its `answer`: yes, no or not decided
     drafters: Sequence[Run] = ()
+    outlooks: Sequence[str] = ()  # of these: why each pays or not, and which draft length would
 
 
 def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
@@ -75,6 +77,7 @@ def advise(
     busy: Sequence[str] = (),
     command: str = "",
     ratios: pd.DataFrame | None = None,
+    predicted: pd.DataFrame | None = None,
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
@@ -90,6 +93,7 @@ def advise(
         busy: signs of other work on the machine (`signs_of_load`).
         command: that runs the study, up to a stage's name; empty if no model can be run.
         ratios: of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
+        predicted: of `analysis.decoding.call_costs.predictions`; a prediction decides nothing.
     """
     drafted = pd.DataFrame()
     if speeds is not None:
@@ -127,7 +131,8 @@ def advise(
     sentence = f"{verdict} ({_counted(prompts)}, {how}{together})."
     drafters = _fastest_of_drafters(lossless, drafter)
     answered = [run | {"answer": OPEN if doubt else _answer(run)} for run in drafters]
-    return Advice(target, outcome, sentence, beside, answered)
+    outlooks = [] if predicted is None else [_outlook(run, predicted) for run in drafters]
+    return Advice(target, outcome, sentence, beside, answered, list(filter(None, outlooks)))
 
 
 def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
@@ -149,15 +154,15 @@ def _verdict(target: str, best: Run | None, outcome: str, doubt: str) -> str:
     """Return the verdict in words, without the prompts that it comes from."""
     if best is None:
         return f"Not decided for {target}: {doubt}"
-    name = method_in_words(best)
+    name = best["drafter_title"]
+    scheme = scheme_in_words(best)
     speed = f"{speed_text(best)} as {target} alone"
     if outcome == DRAFT:
         same = "its distribution stays" if best["temperature"] else "the text stays"
-        return f"Draft for {target} with {name}: {speed}, and {same} the same"
+        return f"{name} pays here under {scheme}: {speed}, and {same} the same"
     if outcome == DO_NOT:
-        fastest = f"{name}, the fastest lossless method"
-        return f"Do not draft for {target} here: {fastest}, is only {speed}"
-    why = f"{doubt}; {name} was {speed}" if doubt else _unsure(best)
+        return f"{name} does not pay here: the fastest lossless method, {scheme}, is only {speed}"
+    why = f"{doubt}; {method_in_words(best)} was {speed}" if doubt else _unsure(best)
     return f"Not decided for {target}: {why}"
 
 
@@ -185,6 +190,33 @@ def _fastest_of_drafters(lossless: Sequence[Run], drafter: str) -> list[dict[str
     for run in sorted(lossless, key=lambda run: run["drafter_title"] != drafter):
         by_drafter.setdefault(run["drafter"], []).append(run)
     return [fastest for runs in by_drafter.values() if (fastest := _best(runs)) is not None]
+
+
+def _outlook(run: Run, predicted: pd.DataFrame) -> str:
+    """Return why a method pays or not, and what would pay; empty where nothing was predicted."""
+    found = Outlook.of(predicted, run["drafter"], run["rule"])
+    if found is None or run["draft_length"] > LONGEST:
+        return ""
+    cost = found.estimate("cost", run["draft_length"]).value
+    tokens = run["tokens_per_call"]
+    length, speed = found.best()
+    bound_length, bound = found.best("memory_bound")
+    here = "no draft length is predicted to pay here"
+    if length:
+        here = f"predicted to be best here: {_drafted(length)}, {speed.value:.2f} times as fast"
+    elsewhere = "nor where longer passes cost nothing"
+    if bound_length:
+        elsewhere = (
+            f"{_drafted(bound_length)}, {bound.value:.2f} times, if longer passes cost nothing"
+        )
+    return (
+        f"{method_in_words(run)}: a call costs {cost:.2f} passes of one token here and gives "
+        f"{tokens:.2f} tokens; {here}; {elsewhere}."
+    )
+
+
+def _drafted(length: int) -> str:
+    return f"{length} drafted token{'' if length == 1 else 's'}"
 
 
 def _unsure(run: Run) -> str:
@@ -284,10 +316,18 @@ def method_in_words(run: Run) -> str:
     >>> method_in_words(run)
     'small under additive (t = 0.1; γ = 4)'
     """
+    return f"{run['drafter_title']} under {scheme_in_words(run)}"
+
+
+def scheme_in_words(run: Run) -> str:
+    """Return how a method verifies, with its draft length.
+
+    >>> scheme_in_words({"scheme": "strict greedy", "draft_length": 4})
+    'strict greedy (γ = 4)'
+    """
     scheme = run["scheme"]
     length = f"γ = {run['draft_length']}"
-    with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    return f"{run['drafter_title']} under {with_length}"
+    return f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
 
 
 def speed_text(run: Run) -> str:

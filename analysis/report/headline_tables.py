@@ -8,10 +8,12 @@ one pass of the target yields, counting the one it adds itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan, nan
 from typing import Any
 
 import pandas as pd
 
+from ..decoding.call_costs import CONFIGURED, Outlook
 from ..decoding.speed import SPEEDUP_ENDS
 from ..decoding.verdict import Advice, method_in_words
 from ..rules import StrictGreedy
@@ -31,11 +33,13 @@ RELAXED: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: heading
 Row = dict[str, Any]
 
 
-def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
+def methods_table(
+    advice: Sequence[Advice], results: Results, predicted: Mapping[str, pd.DataFrame]
+) -> Table | None:
     """Return each drafter's fastest lossless method, with the engine that runs it; None if none.
 
     What strict greedy accepts of the study's drafter is the number of stage acceptance. Other
-    drafts were tested only while decoding.
+    drafts were tested only while decoding. `predicted` are `call_costs.predictions` by target.
     """
     rows: list[Row] = []
     for of_target in advice:
@@ -49,8 +53,9 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
                     "method": method_in_words(method),
                     "engine that runs it": method["engine"],
                     "faster?": method["answer"],
-                    **Estimate.read(method, "speedup", SPEEDUP_ENDS).columns("speedup"),
                     **Estimate.read(method, "tokens_per_call").columns("tokens_per_call"),
+                    **_outlook(predicted.get(of_target.target), method),
+                    **Estimate.read(method, "speedup", SPEEDUP_ENDS).columns("speedup"),
                     **accepted.columns("accepted"),
                 }
             )
@@ -59,19 +64,63 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     data = pd.DataFrame(rows)
     columns: dict[str, Any] = {
         "engine that runs it": data["engine that runs it"],
-        "faster?": data["faster?"],
-        "speed": speed_texts(Estimate.read(data, "speedup")),
         "tokens per call": estimate_texts(Estimate.read(data, "tokens_per_call")),
+        "a call costs": estimate_texts(Estimate.read(data, "cost"), unit=" passes"),
+        "faster here?": data["faster?"],
+        "speed here": speed_texts(Estimate.read(data, "speedup")),
+        "best length here": _lengths(data, "best"),
+        "if longer passes cost nothing": _lengths(data, "bound"),
         "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
     }
     caption = (
-        "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
-        "in this project's loop, one request at a time. Your engine accepts the same tokens, but "
-        "its speed differs: time it. Tokens per call: tokens that one pass of the target yields, "
-        "counting the one it adds itself. Accepted: of the drafter's first choices along the "
-        "target's text; of look-up, of the tokens it drafted. γ: drafted tokens per call."
+        "Each drafter with its fastest lossless method; γ: drafted tokens per call. Tokens per "
+        "call and accepted tokens carry over to your engine. The cost of a call, in passes of the "
+        "target over one token, and speed are of this machine and this project's loop, one request "
+        "at a time. Best length: predicted from both, after the first token. If longer passes cost "
+        "nothing: the same where a pass takes as long over several tokens as over one, as engines "
+        "nearly do. Accepted: of the drafter's first choices along the target's text; of look-up, "
+        "of the tokens it drafted."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
+
+
+def _outlook(predicted: pd.DataFrame | None, method: Mapping[Any, Any]) -> Row:
+    """Return what a call of a method costs, and the best draft lengths; undefined if unknown."""
+    found = None
+    if predicted is not None:
+        found = Outlook.of(predicted, method["drafter"], method["rule"])
+    if found is None:
+        unknown = dict.fromkeys(["best_length", "best_speed", "bound_length", "bound_speed"], nan)
+        return Estimate(nan).columns("cost") | unknown
+    best_length, best_speed = found.best()
+    bound_length, bound_speed = found.best("memory_bound")
+    return found.estimate("cost", method["draft_length"]).columns("cost") | {
+        "best_length": best_length,
+        "best_speed": best_speed.value,
+        "bound_length": bound_length,
+        "bound_speed": bound_speed.value,
+    }
+
+
+def _lengths(data: pd.DataFrame, name: str) -> list[str]:
+    """Return the cells of best draft lengths and their speeds, as in "2 tokens: 1.24×"."""
+    return [
+        length_text(length, speed)
+        for length, speed in zip(data[f"{name}_length"], data[f"{name}_speed"], strict=True)
+    ]
+
+
+def length_text(length: float, speed: float) -> str:
+    """Return a best draft length with its speed; 0 is that no draft pays.
+
+    >>> length_text(1, 1.247), length_text(0, 1.0), length_text(nan, nan)
+    ('1 token: 1.25×', 'none pays', '–')
+    """
+    if isnan(length):
+        return UNDEFINED
+    if length == 0:
+        return "none pays"
+    return f"{length:.0f} token{'' if length == 1 else 's'}: {speed:.2f}×"
 
 
 def relax_table(
@@ -107,6 +156,40 @@ def relax_table(
     titled = data.assign(rule=data["rule"].map(results.titles))
     shown = rows_by_method(titled, columns, ["rule"])
     return Table("relax", "Should I relax the rule?", caption, data, shown)
+
+
+def relax_speed_table(
+    relax: Table, predicted: Mapping[str, pd.DataFrame], advice: Sequence[Advice]
+) -> Table:
+    """Return `relax_table` with the speed of each rule on this machine, as it is predicted.
+
+    All rules draft as many tokens as the drafter's fastest lossless method does. `predicted` are
+    `call_costs.predictions` by target.
+    """
+    lengths = {of.target: _length_of_configured(of) for of in advice}
+    speeds = [
+        _predicted_speed(predicted.get(target), rule, lengths.get(target))
+        for target, rule in zip(relax.data["target"], relax.data["rule"], strict=True)
+    ]
+    by_row = Estimate(*zip(*speeds, strict=True))
+    cells = relax.cells.assign(**{"speed here, predicted": speed_texts(by_row)})
+    caption = f"{relax.caption} Predicted: with as many drafted tokens as the method above has."
+    data = relax.data.assign(**by_row.columns("speed"))
+    return Table("relax_speed", relax.title, caption, data, cells)
+
+
+def _length_of_configured(advice: Advice) -> int | None:
+    """Return the draft length of the configured drafter's fastest lossless method."""
+    of_drafter = [run for run in advice.drafters if run["drafter"] == CONFIGURED]
+    return int(of_drafter[0]["draft_length"]) if of_drafter else None
+
+
+def _predicted_speed(predicted: pd.DataFrame | None, rule: str, length: int | None) -> Estimate:
+    """Return the speed of the configured drafter under a rule; undefined if it is unknown."""
+    found = None if predicted is None else Outlook.of(predicted, CONFIGURED, rule)
+    if found is None or length is None:
+        return Estimate(nan)
+    return found.estimate("speed", length)
 
 
 def _by_rule(losses: pd.DataFrame | None) -> dict[str, Mapping[Any, Any]]:

@@ -88,9 +88,9 @@ def render(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
-    """Return a figure with `rows` panels below each title, and its axes (rows, titles)."""
-    figure = Figure(figsize=(TEXT, 0.45 + 1.9 * rows), layout="constrained")
+def grid(rows: int, titles: Sequence[str], height: float = 1.9) -> tuple[Figure, np.ndarray]:
+    """Return a figure with `rows` panels of a `height` below each title, and its axes."""
+    figure = Figure(figsize=(TEXT, 0.45 + height * rows), layout="constrained")
     axes = figure.subplots(rows, len(titles), squeeze=False)
     for line in axes:
         for axis, title in zip(line, titles, strict=True):

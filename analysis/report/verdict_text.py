@@ -38,7 +38,7 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
     """
     blocks = []
     for of_target in advice:
-        beside = [f"- {text}" for text in of_target.beside]
+        beside = [f"- {text}" for text in (*of_target.outlooks, *of_target.beside)]
         blocks.append("\n".join([of_target.sentence, *beside]))
     if methods is not None:
         flat = methods.cells.reset_index().rename(columns=str.lower)

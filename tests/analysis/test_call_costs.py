@@ -69,7 +69,8 @@ def test_calls_without_a_draft_cost_a_pass_and_give_a_token():
     two = table.set_index("draft_length").loc[2]
     tokens = 75 * 1 + 25 * (1 + 0.8 + 0.8 * 0.5)
     seconds = 75 * 1 + 25 * (1 + 2 * TOKEN + 0.01)
-    assert two["share"] == 0.25
+    assert two["tokens_per_call"] == pytest.approx(tokens / 100)
+    assert two["cost"] == pytest.approx(seconds / 100)
     assert two["speed"] == pytest.approx(tokens / seconds)
     assert two["memory_bound"] == pytest.approx(tokens / (75 + 25 * 1.01))
 

@@ -14,7 +14,8 @@ from analysis.acceptance.target_statistics import part_statistics
 from analysis.decoding.verdict import Advice
 from analysis.report.answers import FATES, median_answer
 from analysis.report.drafter_tables import acceptance_table, depth_table
-from analysis.report.headline_tables import methods_table, relax_table
+from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
+from analysis.report.length_figure import misses
 from analysis.report.parts_table import parts_table
 from analysis.report.results import LEVEL, Results
 from analysis.report.settings_table import EPSILONS, SHARE, settings_table
@@ -64,15 +65,15 @@ def timed(drafter, **given):
 def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
     """Of the study's drafter that of stage acceptance, of look-up the share of tested tokens."""
     advice = Advice("A", "draft", "Draft.", ["Beside."], [timed("model"), timed("prompt_lookup")])
-    table = methods_table([advice], results(("A",)))
+    table = methods_table([advice], results(("A",)), {})
     assert table.data["accepted"].tolist() == [0.6, 0.5]
     lines = verdict_text([advice], table).splitlines()
     assert lines[:2] == ["Draft.", "- Beside."]
     odd = Advice("A", "draft", "Draft <b> [x](y).", [], [timed("model", engine="a|<i>")])
-    text = verdict_text([odd], methods_table([odd], results(("A",))))
+    text = verdict_text([odd], methods_table([odd], results(("A",)), {}))
     assert text.startswith(r"Draft \<b> [x]\(y).")
-    assert r"| a\|\<i> | yes |" in text
-    assert methods_table([Advice("A", "not measured", "", [])], results()) is None
+    assert r"| a\|\<i> | 1.80 [1.70, 1.90] | – | yes |" in text
+    assert methods_table([Advice("A", "not measured", "", [])], results(), {}) is None
 
 
 def test_a_family_shows_one_rule_in_the_middle_with_its_right_answers():
@@ -81,6 +82,58 @@ def test_a_family_shows_one_rule_in_the_middle_with_its_right_answers():
     titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
     assert table.cells.loc["A"].index.tolist() == titles
     assert table.cells["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
+
+
+def predicted(speeds, rule="greedy", drafter="model"):
+    """Speeds by draft length from 0; a call costs 1, 1.5, 2, ..., and one token is best if free."""
+    lengths = np.arange(len(speeds))
+    table = pd.DataFrame({"draft_length": lengths, "speed": speeds, "cost": 1 + 0.5 * lengths})
+    table["memory_bound"] = 2.0 - (lengths - 1.0) ** 2 / 100
+    for name in ("speed", "cost"):
+        table[f"{name}_ci_low"], table[f"{name}_ci_high"] = table[name] - 0.1, table[name] + 0.1
+    return table.assign(rule=rule, drafter=drafter)
+
+
+def test_methods_stand_with_what_a_call_costs_and_the_best_length():
+    advice = Advice("A", "draft", "", [], [timed("model", draft_length=2), timed("prompt_lookup")])
+    of_target = {"A": predicted([1.0, 1.1, 1.3, 0.9])}
+    table = methods_table([advice], results(("A",)), of_target)
+    cells = table.cells.iloc[0]
+    assert cells["a call costs"] == "2.00 passes [1.90, 2.10]"
+    assert cells["best length here"] == "2 tokens: 1.30×"
+    assert cells["if longer passes cost nothing"] == "1 token: 2.00×"
+    unknown = table.cells.iloc[1][["a call costs", "best length here"]]
+    assert unknown.tolist() == ["–", "–"]  # nothing was predicted for look-up
+    of_target = {"A": predicted([1.0, 0.9, 0.8])}
+    none = methods_table([advice], results(("A",)), of_target).cells.iloc[0]
+    assert none["best length here"] == "none pays"
+
+
+def test_relaxed_rules_are_predicted_at_the_length_of_the_lossless_method():
+    advice = Advice("A", "draft", "", [], [timed("model", draft_length=2)])
+    frames = [predicted([1.0, 1.1, 1.2]), predicted([1.0, 1.3, 1.4], rule=Mars(0.9).label)]
+    of_target = {"A": pd.concat(frames)}
+    relax = relax_table(results(("A",)), [], {})
+    table = relax_speed_table(relax, of_target, [advice])
+    cells = table.cells["speed here, predicted"]
+    assert cells[GREEDY.title] == "1.20× [1.10, 1.30]"
+    assert cells[Mars(0.9).title] == "1.40× [1.30, 1.50]"
+    assert cells[Additive(0.2).title] == "–"
+    assert "speed" not in relax.data  # what depends on the clock stays apart
+    none_timed = relax_speed_table(relax, of_target, [])
+    assert none_timed.cells["speed here, predicted"].tolist() == ["–"] * len(relax.data)
+
+
+@pytest.mark.parametrize(
+    ("timed_at", "named"), [((1.0, 1.2), False), ((1.21, 1.4), True), ((0.9, 1.19), True)]
+)
+def test_a_timed_interval_that_misses_the_prediction_is_named(timed_at, named):
+    low, high = timed_at
+    run = timed("model", draft_length=2, temperature=0.0, lossless=True, drafter_title="D")
+    run |= {"tpot_speedup": (low + high) / 2, "tpot_ci_low": low, "tpot_ci_high": high}
+    lines = misses(pd.DataFrame([run]), predicted([1.0, 1.1, 1.2]))
+    assert bool(lines) == named
+    assert all("D with 2 drafted tokens" in line and "1.20 is predicted" in line for line in lines)
 
 
 def test_settings_certify_what_is_claimed():
@@ -135,7 +188,7 @@ def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
     """A page's Markdown has them, so that no name makes a tag or a link."""
     few = timed("prompt_lookup", rate=0.0001, rate_ci_low=0.0, rate_ci_high=0.0002)
     advice = Advice("A", "draft", "Draft <b> [x](y).", ["Beside."], [few])
-    text = verdict_text([advice], methods_table([advice], results(("A",))))
+    text = verdict_text([advice], methods_table([advice], results(("A",)), {}))
     assert r"\< 0.1 %" in text
     (tmp_path / VERDICT).parent.mkdir()
     (tmp_path / VERDICT).write_text(text)
@@ -147,7 +200,7 @@ def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
 def test_a_share_of_one_prompt_has_no_interval():
     one = timed("prompt_lookup", rate_ci_low=np.nan, rate_ci_high=np.nan)
     advice = Advice("A", "draft", "Draft.", [], [one])
-    assert methods_table([advice], results(("A",))).cells["accepted"].tolist() == ["50.0 %"]
+    assert methods_table([advice], results(("A",)), {}).cells["accepted"].tolist() == ["50.0 %"]
 
 
 def test_answers_of_one_token_guarantee_nothing():

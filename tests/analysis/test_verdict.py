@@ -126,7 +126,7 @@ def test_the_fastest_sure_lossless_method_comes_first():
         run(3, 2.9, 3.1, **RELAXED),
     )
     assert found.outcome == DRAFT
-    best = "prompt look-up under strict greedy (γ = 5): 1.20 [1.10, 1.30] times as fast as T alone"
+    best = "prompt look-up pays here under strict greedy (γ = 5): 1.20 [1.10, 1.30] times as fast"
     assert best in found.sentence
     (unsure,) = (text for text in found.beside if "not for sure" in text)
     assert "D under strict greedy (γ = 2) was 1.50 [0.90, 2.00] times as fast" in unsure
@@ -137,8 +137,39 @@ def test_the_fastest_sure_lossless_method_comes_first():
 def test_a_further_kind_of_drafter_is_named_by_its_title_and_stands_behind_the_studys_own():
     bigram = {"drafter": "bigram", "drafter_title": "bigram table"}
     found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **bigram), run(1.3, 1.2, 1.4, **LOOKUP))
-    assert "bigram table under strict greedy (γ = 5)" in found.sentence
+    assert "bigram table pays here under strict greedy (γ = 5)" in found.sentence
     assert [one["drafter"] for one in found.drafters] == ["model", "bigram", "prompt_lookup"]
+
+
+def outlook(speeds, bound):
+    lengths = np.arange(len(speeds))
+    table = pd.DataFrame({"draft_length": lengths, "speed": speeds, "memory_bound": bound})
+    return table.assign(cost=1 + 0.5 * lengths, drafter="model", rule="greedy")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "bound", "says"),
+    [
+        ([1, 1.2, 1.1], [1, 1.4, 1.6], ["here: 1 drafted token, 1.20", "2 drafted tokens, 1.60"]),
+        ([1, 0.9, 0.8], [1, 0.9, 1.1], ["no draft length is", "2 drafted tokens, 1.10"]),
+        ([1, 0.9, 0.8], [1, 0.9, 0.9], ["no draft length is", "nor where longer"]),
+    ],
+)  # fmt: skip
+def test_a_drafter_is_told_what_its_calls_cost_and_which_length_would_pay(speeds, bound, says):
+    timed = run(0.8, 0.7, 0.9, draft_length=2, tokens_per_call=1.71)
+    found = said(timed, predicted=outlook(speeds, bound))
+    assert "D does not pay here: the fastest lossless method, strict greedy" in found.sentence
+    (line,) = found.outlooks
+    assert "a call costs 2.00 passes of one token here and gives 1.71 tokens" in line
+    assert all(part in line for part in says)
+
+
+def test_a_prediction_alone_decides_nothing():
+    timed = run(1.1, 0.9, 1.3, draft_length=2, tokens_per_call=1.71)
+    found = said(timed, predicted=outlook([1, 1.5, 1.4], [1, 2, 2]))
+    assert found.outcome == OPEN
+    beyond = said({**timed, "draft_length": 9}, predicted=outlook([1, 1.5, 1.4], [1, 2, 2]))
+    assert beyond.outlooks == []
 
 
 def test_only_what_an_engine_runs_is_named():

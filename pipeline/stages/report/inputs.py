@@ -21,6 +21,7 @@ from analysis.decoding.call_costs import PositionCounts, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
 from analysis.decoding.speed import relaxed_ratios, speed
+from analysis.decoding.verdict import engines
 from analysis.report.bounds_table import RuleSteps
 from analysis.report.results import Results
 from analysis.report.table import concat_targets
@@ -30,6 +31,7 @@ from analysis.statistics.bootstrap import top_probability
 from analysis.topk import Floats, TopK
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Inputs, Task
+from pipeline.drafters import NAMES, kind_of
 from pipeline.inputs import artifact_readers as stored
 from pipeline.inputs.decoded_artifacts import read_answered, read_decoded, thetas
 from pipeline.models.tokens import token_texts
@@ -57,8 +59,8 @@ class Content:
     targets: Sequence[Target]  # their steps
     results: Results  # their statistics
     # their decoded answers, if there are any; of them `analysis.decoding.metrics.acceptance`,
-    # `analysis.decoding.speed.speed` with `theta`, `analysis.decoding.speed.relaxed_ratios` and
-    # `analysis.decoding.call_costs.predictions`
+    # `analysis.decoding.speed.speed` with `theta`, `engine` and `drafter_title`,
+    # `analysis.decoding.speed.relaxed_ratios` and `analysis.decoding.call_costs.predictions`
     decoded: Sequence[Decoded]
     accepted: Sequence[pd.DataFrame]
     speeds: Sequence[pd.DataFrame]
@@ -94,8 +96,10 @@ def read_content(task: Task, inputs: Inputs) -> Content:
     ]
     accepted = [acceptance(pair, *statistics) for pair in decoded]
     speeds = [
-        speed(pair, table, *statistics).assign(theta=thetas(pair))
-        for pair, table in zip(decoded, accepted, strict=True)
+        _with_drafters(
+            speed(pair, table, *statistics).assign(theta=thetas(pair)), pair, source, drafter
+        )
+        for pair, table, source in zip(decoded, accepted, timed, strict=True)
     ]
     tolerated_loss = task.settings["margin"]
     return Content(
@@ -113,6 +117,20 @@ def read_content(task: Task, inputs: Inputs) -> Content:
         ],
         answered=answered,
         accuracies=[accuracy(answers, *statistics, tolerated_loss) for answers in answered],
+    )
+
+
+def _with_drafters(
+    speeds: pd.DataFrame, decoded: Decoded, source: Source, drafter: str
+) -> pd.DataFrame:
+    """Return the speeds with what their kinds of drafters say: `engine` and `drafter_title`."""
+    task = source.tasks["decoding"]
+    _, *configured = task.runtime.models
+    kinds = {name: kind_of(name, *configured) for name in NAMES}
+    of_drafters = {name: kind.engines(task.settings) for name, kind in kinds.items()}
+    titles = {name: kind.in_sentences or drafter for name, kind in kinds.items()}
+    return speeds.assign(
+        engine=engines(decoded.runs, of_drafters), drafter_title=speeds["drafter"].map(titles)
     )
 
 

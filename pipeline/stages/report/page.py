@@ -17,16 +17,17 @@ from PIL import Image
 
 from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
-from analysis.decoding.verdict import Advice, advise, engines
+from analysis.decoding.verdict import Advice, advise
 from analysis.report.answers import FATES, median_answer
-from analysis.report.headline_tables import methods_table, relax_table
+from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
+from analysis.report.length_figure import NAME as LENGTHS
+from analysis.report.length_figure import misses
 from analysis.report.results import LEVEL
 from analysis.report.settings_table import settings_table
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
 from analysis.report.verdict_text import costs, log_advice, verdict_text
 from pipeline.core.store import VERDICT
-from pipeline.drafters import NAMES, kind_of
 from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setup_text import introduction, machine_lines, setup
 
@@ -49,9 +50,15 @@ def page_files(
     scores = {answered.target: losses(table) for answered, table in pairs}
     command = f"python -m pipeline study={content.task.label}"
     advice = [_advice(content, at, scores, command) for at in range(len(targets))]
-    methods = methods_table(advice, results)
+    predicted = {
+        pair.target: table for pair, table in zip(content.decoded, content.predicted, strict=True)
+    }
+    methods = methods_table(advice, results, predicted)
     tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
     relax = relax_table(results, tried, scores)
+    relax_speed = None
+    if relax is not None and any(map(len, predicted.values())):
+        relax_speed = relax_speed_table(relax, predicted, advice)
     settings = settings_table(results, targets)
     setups = {of.label: setup(of, source) for of, source in zip(targets, sources, strict=True)}
     artifacts = [source.artifacts for source in sources]
@@ -69,7 +76,14 @@ def page_files(
         machine=machine_lines(sources),
         soundness=[made["acceptance"].facts for made in artifacts if "acceptance" in made],
         relax=relax,
+        relax_speed=relax_speed,
         bars=[item for item in items if item.name == BARS],
+        lengths=[item for item in items if item.name == LENGTHS],
+        misses=[
+            line
+            for speeds, table in zip(content.speeds, content.predicted, strict=True)
+            for line in misses(speeds, table)
+        ],
         answers=[median_answer(target) for target in targets],
         fates=FATES,
         eps=LEVEL,
@@ -81,7 +95,8 @@ def page_files(
     )
     verdict = verdict_text(advice, methods)
     page_files = {"index.html": page.encode(), VERDICT: verdict.encode()}
-    for place, table in (("timings/", methods), ("", relax), ("", settings)):
+    timed = [("timings/", table) for table in (methods, relax_speed)]
+    for place, table in (*timed, ("", relax), ("", settings)):
         if table is not None:
             page_files |= {f"{place}{path}": text for path, text in table.files().items()}
     return page_files
@@ -105,10 +120,12 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
         return log_advice(target)
     speeds = None
     ratios = None
+    predicted = None
     busy: list[str] = []
     if content.decoded:
-        speeds = _with_drafters(content, at)
+        speeds = content.speeds[at]
         ratios = content.ratios[at]
+        predicted = content.predicted[at]
         busy = signs_of_load(speeds)
     return advise(
         target.label,
@@ -119,20 +136,7 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
         busy=busy,
         command=command,
         ratios=ratios,
-    )
-
-
-def _with_drafters(content: Content, at: int) -> pd.DataFrame:
-    """Return the speeds with what their kinds of drafters say: `engine` and `drafter_title`."""
-    task = content.sources[at].tasks["decoding"]
-    _, *drafter = task.runtime.models
-    kinds = {name: kind_of(name, *drafter) for name in NAMES}
-    of_drafters = {name: kind.engines(task.settings) for name, kind in kinds.items()}
-    titles = {name: kind.in_sentences or content.results.drafter for name, kind in kinds.items()}
-    speeds = content.speeds[at]
-    return speeds.assign(
-        engine=engines(content.decoded[at].runs, of_drafters),
-        drafter_title=speeds["drafter"].map(titles),
+        predicted=predicted,
     )
 
 

@@ -14,6 +14,7 @@ from analysis.report.bounds_table import bounds_table, compared_level
 from analysis.report.decoding_tables import comparison_table, decoding_table, speed_table
 from analysis.report.drafter_figures import margin_figure, rules_figure
 from analysis.report.drafter_tables import acceptance_table, depth_table
+from analysis.report.length_figure import length_figure
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
@@ -105,6 +106,7 @@ def decoding_sections(content: Content) -> list[Section]:
         ratios_figure(decoded),
     ]
     timed = [
+        length_figure(decoded, speeds, content.predicted),
         comparison_table(decoded, speeds),
         speed_table(decoded, speeds),
         thresholds_figure([pair.target for pair in decoded], speeds, "agreement"),

@@ -1,0 +1,92 @@
+"""The figure of speed over drafted tokens: predicted, timed, and where a pass costs the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from ..decoding.call_costs import GREEDY, Outlook
+from ..decoding.metrics import Decoded
+from ..decoding.speed import TPOT_ENDS
+from ..statistics.estimate import Estimate
+from .style import LEVEL, LINES, error_bars, grid, legend, styled
+from .table import Figure
+
+NAME = "speed_by_length"
+
+
+def length_figure(
+    decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame], predicted: Sequence[pd.DataFrame]
+) -> Figure | None:
+    """Draw the speed of every drafter's chains under strict greedy by draft length.
+
+    `speeds` (with `drafter_title`) and `predicted` are of each of `decoded`. None where nothing was
+    predicted.
+    """
+    drawn = [parts for parts in zip(decoded, speeds, predicted, strict=True) if len(parts[2])]
+    if not drawn:
+        return None
+
+    @styled
+    def draw() -> Drawing:
+        drawing, axes = grid(1, [pair.target for pair, _, _ in drawn], height=2.6)
+        for axis, (pair, timed, table) in zip(axes[0], drawn, strict=True):
+            chains = timed[_is_greedy_chain(timed) & ~pair.of_trees]
+            axis.axhline(1, **LEVEL)
+            axis.set(xlabel="drafted tokens per call", ylabel="times as fast as the target alone")
+            titles = timed.set_index("drafter")["drafter_title"].to_dict()
+            by_drafter = table[table["rule"] == GREEDY].groupby("drafter", sort=False)
+            for (name, rows), (colour, _) in zip(by_drafter, LINES, strict=False):
+                points = chains[chains["drafter"] == name]
+                _draw(axis, rows, points, titles[str(name)], colour)
+        legend(drawing, axes.flat, 3)
+        return drawing
+
+    return Figure(
+        NAME,
+        "Speed by draft length",
+        "Under strict greedy, after an answer's first token. Lines: predicted from the acceptance "
+        "by position and the cost of a call, each measured by itself; bands: 95 % intervals. "
+        "Points: timed methods. Dashed: if a pass took as long over several tokens as over one.",
+        draw,
+    )
+
+
+def _is_greedy_chain(timed: pd.DataFrame) -> pd.Series:
+    return (timed["rule"] == GREEDY) & (timed["temperature"] == 0) & timed["lossless"].astype(bool)
+
+
+def _draw(axis: Axes, rows: pd.DataFrame, timed: pd.DataFrame, title: str, colour: str) -> None:
+    lengths = rows["draft_length"].astype(int)
+    speed = Estimate.read(rows, "speed")
+    axis.plot(lengths, speed.value, color=colour, label=f"{title}: predicted")
+    axis.fill_between(lengths, speed.low, speed.high, color=colour, alpha=0.15, linewidth=0)
+    label = f"{title}: if longer passes cost nothing"
+    axis.plot(lengths, rows["memory_bound"], color=colour, linestyle=(0, (4, 2)), label=label)
+    if len(timed):
+        times = Estimate.read(timed, "tpot_speedup", TPOT_ENDS)
+        axis.errorbar(
+            timed["draft_length"], times.value, error_bars(*times),
+            fmt="o", markersize=3.5, color=colour, label=f"{title}: timed",
+        )  # fmt: skip
+
+
+def misses(speeds: pd.DataFrame, predicted: pd.DataFrame) -> list[str]:
+    """Return a sentence for each timed chain whose interval does not hold the prediction."""
+    sentences = []
+    for run in speeds[_is_greedy_chain(speeds) & (speeds["drafter"] != "none")].to_dict("records"):
+        found = Outlook.of(predicted, run["drafter"], run["rule"])
+        if found is None:
+            continue
+        wanted = found.estimate("speed", run["draft_length"])
+        timed = Estimate.read(run, "tpot_speedup", TPOT_ENDS)
+        if wanted.value < timed.low or wanted.value > timed.high:  # NaN compares as false
+            sentences.append(
+                f"{run['drafter_title']} with {run['draft_length']} drafted tokens was timed at "
+                f"{timed.value:.2f} [{timed.low:.2f}, {timed.high:.2f}] after the first token, "
+                f"where {wanted.value:.2f} is predicted."
+            )
+    return sentences
