@@ -13,10 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..prompts import prompt_bootstrap
+from ..report.text import limits
+from ..rules import Rule
 from ..statistics.bootstrap import Flags, PromptBootstrap
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
-from .judgement import Judgement, Steps, slacks
+from .judgement import Judgement, Steps, judge, slacks
 
 Row = dict[str, Any]
 MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
@@ -55,6 +58,21 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]
     return [{"rule": judgement.rule.label, **row} for row in rows]
+
+
+def acceptance_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
+    """Return the `rule_statistics` of rules on one drafter: a row a rule, a column a statistic."""
+    bootstrap = prompt_bootstrap(steps.trajectories.prompts)
+    rows = []
+    for judgement in judge(steps, rules):
+        row: Row = {"rule": judgement.rule.label, "steps": len(steps)}
+        for found in rule_statistics(steps, judgement, bootstrap):
+            row[found["statistic"]] = found["value"]
+            if bootstrap.count > 1:
+                ends = (found["ci_low"], found["ci_high"])
+                row |= dict(zip(limits(found["statistic"]), ends, strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("rule")
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
