@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import rules
     from .acceptance.judgement import Steps, judge
+    from .acceptance.typical import typical_acceptance
     from .certificates.certify import certify, extremal_draft
     from .prompts import prompt_bootstrap
     from .topk import TopK
@@ -23,9 +24,11 @@ _HOMES = {
     "extremal_draft": ".certificates.certify",
     "judge": ".acceptance.judgement",
     "prompt_bootstrap": ".prompts",
+    "typical_acceptance": ".acceptance.typical",
 }
 __all__ = [
     "RuleError", "Steps", "TopK", "certify", "extremal_draft", "judge", "prompt_bootstrap", "rules",
+    "typical_acceptance",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from ..statistics.bootstrap import Flags, PromptBootstrap
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
 from .judgement import Judgement, Steps, judge, slacks
+from .typical import usual_statistics
 
 Row = dict[str, Any]
 MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
@@ -61,12 +62,16 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 
 
 def acceptance_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
-    """Return the `rule_statistics` of rules on one drafter: a row a rule, a column a statistic."""
+    """Return the `rule_statistics` of rules on one drafter: a row a rule, a column a statistic.
+
+    Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
+    """
     bootstrap = prompt_bootstrap(steps.trajectories.prompts)
+    usual = usual_statistics(steps.target, rules, steps.kl, bootstrap)
     rows = []
-    for judgement in judge(steps, rules):
+    for predicted, judgement in zip(usual, judge(steps, rules), strict=True):
         row: Row = {"rule": judgement.rule.label, "steps": len(steps)}
-        for found in rule_statistics(steps, judgement, bootstrap):
+        for found in (predicted, *rule_statistics(steps, judgement, bootstrap)):
             row[found["statistic"]] = found["value"]
             if bootstrap.count > 1:
                 ends = (found["ci_low"], found["ci_high"])

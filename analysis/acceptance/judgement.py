@@ -101,7 +101,9 @@ class Steps:
     def table(self, rules: Any) -> pd.DataFrame:
         """Return a row a rule: acceptance, certified, coverage, tokens per call, and others.
 
-        The columns are the statistics of `analysis.acceptance.drafter.rule_statistics`; with
+        The columns are `usual_drafter`, the share that a usual drafter at the KLs of these steps is
+        predicted to have accepted (`analysis.acceptance.typical`, a model), and the measured
+        statistics of `analysis.acceptance.drafter.rule_statistics`; with
         several prompts also their 95 % intervals, acceptance_ci_low, acceptance_ci_high, ... Rules
         are given as to `certify`.
         """
