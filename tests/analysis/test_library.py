@@ -35,6 +35,7 @@ def first_lines():
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.S)[0]
 
 
+@pytest.mark.thorough
 def test_the_first_lines_run_without_torch_and_hydra():
     blocked = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n"
     done = subprocess.run(
