@@ -1,7 +1,7 @@
 """The pure half of the project: arrays and tables in; arrays, tables and figures out.
 
 Nothing here reads or writes files, uses Hydra, runs a model, or depends on a device. The names for
-use at a Python prompt are imported on first access: `from analysis import TopK, certify`.
+use at a Python prompt (docs/library.md) are imported on first access: `from analysis import TopK`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .certificates.certify import certify
+    from . import rules
+    from .acceptance.judgement import Steps, judge
+    from .acceptance.typical import typical_acceptance
+    from .certificates.certify import certify, extremal_draft
+    from .prompts import prompt_bootstrap
     from .topk import TopK
 
-__all__ = ["RuleError", "TopK", "certify"]
-
-_HOMES = {"TopK": ".topk", "certify": ".certificates.certify"}
+_HOMES = {
+    "Steps": ".acceptance.judgement",
+    "TopK": ".topk",
+    "certify": ".certificates.certify",
+    "extremal_draft": ".certificates.certify",
+    "judge": ".acceptance.judgement",
+    "prompt_bootstrap": ".prompts",
+    "typical_acceptance": ".acceptance.typical",
+}
+__all__ = [
+    "RuleError", "Steps", "TopK", "certify", "extremal_draft", "judge", "prompt_bootstrap", "rules",
+    "typical_acceptance",
+]  # fmt: skip
 
 
 class RuleError(ValueError):
@@ -23,6 +37,12 @@ class RuleError(ValueError):
 
 
 def __getattr__(name: str) -> Any:
+    if name == "rules":
+        return import_module(".rules", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

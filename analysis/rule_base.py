@@ -13,7 +13,7 @@ strict, as in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -122,6 +122,7 @@ class Rule:
         if "name" not in vars(cls):
             cls.name = cls.__name__
         pydantic.dataclasses.dataclass(frozen=True, config=CHECKED)(cls)
+        cls.__init__ = _in_one_line(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def own(self) -> bool:
@@ -221,8 +222,8 @@ class Rule:
             if cut is None:
                 raise RuleError(
                     f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
-                    f"is not among the K={dist.k} stored ones: store more (distributions.k), or "
-                    "give the rule a method cut(dist)"
+                    f"is not among the K={dist.k} stored ones: store more tokens a step, or give "
+                    "the rule a method cut(dist)"
                 )
             accepted[beyond] = cut.accepts(dist, rank, log_prob)[beyond]
         return accepted
@@ -248,6 +249,46 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return named
+
+
+def _in_one_line(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a rule's `__init__` that takes NumPy's scalars, and says in one line what is wrong."""
+
+    @wraps(init)
+    def checked(rule: Rule, *values: Any, **named: Any) -> None:
+        try:
+            init(rule, *map(_plain, values), **{key: _plain(x) for key, x in named.items()})
+        except pydantic.ValidationError as error:
+            names = [spec.name for spec in fields(rule)]
+            raise RuleError(f"rule {rule.name}: {what_is_wrong(error, names)}") from None
+
+    return checked
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def what_is_wrong(error: pydantic.ValidationError, names: Sequence[str]) -> str:
+    """Return all that pydantic found, in one line; `names` are the parameters that there are."""
+    faults = dict.fromkeys(_fault(fault, names) for fault in error.errors())
+    return "; ".join(faults)
+
+
+def _fault(fault: Any, names: Sequence[str]) -> str:
+    said = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    if not fault["loc"]:
+        return str(said)
+    key, value = fault["loc"][0], " ".join(f"{fault['input']!r:.80}".split())
+    if fault["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if fault["type"].startswith("unexpected"):
+        surplus = f"a further value, {value}," if isinstance(key, int) else f"{key}={value}"
+        allowed = f"give {', '.join(names)}" if names else "there are no parameters"
+        return f"{surplus} is not allowed: {allowed}"
+    if isinstance(key, int):  # of a value without a name
+        key = names[key]
+    return f"{key}={value} is not allowed: {said}"
 
 
 def _short(value: Any) -> str:

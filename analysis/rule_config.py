@@ -13,6 +13,7 @@ import numpy as np
 import pydantic
 
 from . import RuleError
+from .rule_base import what_is_wrong
 from .rules import BUILT_IN, Rule
 
 T = TypeVar("T")
@@ -128,20 +129,18 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
     return ParameterRange(parameter, (first, last))
 
 
-def check_k(rules: Iterable[Rule], k: int, vocab_size: float = np.inf) -> None:
+def check_k(rules: Iterable[Rule], k: int, vocab_size: float = np.inf, setting: str = "k") -> None:
     """Check, before any work, that K stored tokens suffice for all rules; all V tokens do.
 
     Raises:
-        RuleError: an entry is not a rule; or names the rule, the K it needs and the stored K.
+        RuleError: names the rule, the K it needs, the stored K, and the `setting` to change.
     """
     for rule in rules:
-        if not isinstance(rule, Rule):
-            raise RuleError(f"{rule!r} is not a rule: make one with its class, or with build")
         needed = min(rule.minimum_k, vocab_size)
         if k < needed:
             raise RuleError(
                 f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
-                f"K={k} are stored: set distributions.k to {needed} or more"
+                f"K={k} are stored: set {setting} to {needed} or more"
             )
 
 
@@ -151,12 +150,14 @@ def checked(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     Raises:
         ValueError: all that is wrong with `values`, in one line that begins with `where`.
     """
-    check_keys(values, [spec.name for spec in fields(kind)], where)  # type: ignore[arg-type]
+    names = [spec.name for spec in fields(kind)]  # type: ignore[arg-type]
+    check_keys(values, names, where)
     try:
         return kind(**values)
+    except RuleError:  # which says it all
+        raise
     except pydantic.ValidationError as error:
-        faults = dict.fromkeys(_fault(fault) for fault in error.errors())
-        raise ValueError(f"{where}: {'; '.join(faults)}") from None
+        raise ValueError(f"{where}: {what_is_wrong(error, names)}") from None
     except (Exception, SystemExit) as error:  # of a user's class
         raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
 
@@ -170,16 +171,6 @@ def check_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
                 f"{where}: the key {key!r} is not known{nearest(str(key), names)}: "
                 + (f"give {', '.join(names)}" if names else "there are no parameters")
             )
-
-
-def _fault(fault: Any) -> str:
-    said = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    if not fault["loc"]:
-        return str(said)
-    key = fault["loc"][0]
-    if fault["type"] == "missing":
-        return f"the key {key!r} is missing"
-    return f"{key}={fault['input']!r:.80} is not allowed: {said}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -69,7 +69,7 @@ class TopK:
         >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
         [[1, 2]]
         """
-        full = _as_rows("p", p).astype(np.float64)
+        full = as_rows("p", p).astype(np.float64)
         allowed = "rows of probabilities that sum to 1; logits are for TopK.from_logits"
         _refuse("p", full, full >= 0, allowed)
         total = full.sum(axis=1)
@@ -102,7 +102,7 @@ class TopK:
         >>> dist.ids.tolist(), dist.probs.round(3).tolist()
         ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
         """
-        full = _as_rows("logits", logits)
+        full = as_rows("logits", logits)
         k, temperature = _stored_count(k, full.shape[1]), _above_zero(temperature)
         largest = full.max(axis=1)  # of a row with a NaN it is NaN
         _refuse("largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked")
@@ -133,7 +133,7 @@ class TopK:
                 tokens that are not stored have a larger mass than they can have.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
-        logits = np.ascontiguousarray(_as_rows("top_logits", top_logits))
+        logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
         given = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
         columns = {name: np.ascontiguousarray(column) for name, column in given.items()}
         for name, column in columns.items():
@@ -175,7 +175,7 @@ class TopK:
         >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
         2
         """
-        values = _as_rows("log_probs", log_probs).astype(np.float64)
+        values = as_rows("log_probs", log_probs).astype(np.float64)
         off = np.asarray(error, dtype=np.float64)
         if off.shape not in ((), values.shape):
             raise ValueError(f"error is {off.shape}: give a number, or {values.shape} numbers")
@@ -288,7 +288,7 @@ def _above_zero(temperature: float) -> float:
 
 
 def _stored_count(k: int | None, size: int) -> int:
-    if k is not None and not 1 <= k <= size:
+    if k is not None and not (isinstance(k, int | np.integer) and 1 <= k <= size):
         raise ValueError(f"k={k!r} is not allowed: give an integer in [1, {size}]")
     return size if k is None else k
 
@@ -304,7 +304,7 @@ def _check_shapes(ids: NDArray[Any], values: NDArray[Any], vocab_size: int) -> N
         )
 
 
-def _as_rows(name: str, value: Any) -> NDArray[Any]:
+def as_rows(name: str, value: Any) -> NDArray[Any]:
     """Return an array (steps, vocabulary) of float32 or float64; one row is one step."""
     if hasattr(value, "detach"):  # a tensor of PyTorch, which is not imported here
         value = value.detach().cpu()

@@ -2,7 +2,8 @@
 
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=3`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
-what is accepted of its drafter stands beside what is certified. Printed are the solved settings of
+what is accepted of its drafter stands beside what is certified. Between them stands a usual
+drafter, one that is off in a random direction, which is a model. Printed are the solved settings of
 `solve.rules`, and of the other tables the rows of the first rule; a CSV file has every row.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
 from analysis.rule_config import build_range
-from analysis.statistics.estimate import interval_columns
+from analysis.statistics.estimate import Estimate, interval_columns
 from pipeline.core import sweeps
 from pipeline.core.errors import command
 from pipeline.core.files import slug
@@ -27,6 +28,7 @@ from pipeline.study import Study
 
 if TYPE_CHECKING:
     from analysis.rule_config import ParameterRange
+    from analysis.rules import Rule
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -37,15 +39,15 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def tables(study: Study) -> dict[str, list[Json]]:
-    """Return the rows of three tables: solved settings, tokens per call promised, KL needed."""
+    """Return the rows of four tables: settings, tokens per call, usual drafter, KL needed."""
     with mistakes("solve.rules"):
         ranges = [
             build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
             for entry in study.config.solve.rules
         ]
-    rows: dict[str, list[Json]] = {"solved": [], "promised": [], "needed": []}
+    rows: dict[str, list[Json]] = {"solved": [], "promised": [], "usual": [], "needed": []}
     for target in [SolvedTarget(study, name) for name in study.targets]:
-        parts = (target.solved(ranges), target.promised(), target.needed())
+        parts = (target.solved(ranges), target.promised(), target.usual(), target.needed())
         for table, found in zip(rows.values(), parts, strict=True):
             table += [
                 {"target": target.label, **row, "prompts": target.bootstrap.count} for row in found
@@ -60,16 +62,22 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
         "measured": "this drafter",
         "needed": "KL to stay below",
     }
+    at_a_kl = {
+        "certified": "any drafter, guaranteed",
+        "usual": "a usual drafter, a model",
+        "measured": "this drafter",
+    }
     first = study.rules[0].label
     for name, title, key, value in (
         ("solved", "Strictest setting that reaches what is wanted", "wanted", "value"),
         ("promised", "Tokens per call, by draft length", "drafts", "tokens"),
+        ("usual", "Share of first choices that is accepted", "at", "accepted"),
         ("needed", "A drafter is certified on so many steps if its KL stays below", "certified",
          "below"),
     ):  # fmt: skip
         shown = [row for row in rows_of[name] if name == "solved" or row["rule"] == first]
         print(f"{title}:")
-        sweeps.print_table(_pivot(shown, key, value, whose))
+        sweeps.print_table(_pivot(shown, key, value, at_a_kl if name == "usual" else whose))
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
     for note in few_notes(row["prompts"] for row in every):
         print(note)
@@ -164,6 +172,35 @@ class SolvedTarget:
                     labels = {"rule": rule.label, "drafts": _length(draft_length), "kind": kind}
                     yield {**labels, **tokens.columns("tokens")}
 
+    def usual(self) -> Iterator[Json]:
+        """Yield a row a rule, kind and KL: accepted of any drafter, a usual one, and this one.
+
+        At the KL `solve.eps` of every step, and at the KLs of the study's drafter.
+        """
+        from analysis.acceptance.judgement import judge
+        from analysis.acceptance.typical import usual_statistics
+        from analysis.certificates.certify import certify
+
+        rules = self._study.rules
+        eps = self._wanted.eps
+        at = f"KL {eps:g}"
+        lower = certify(self._dist, rules).lower.T
+        usual = usual_statistics(self._dist, rules, eps, self.bootstrap)
+        for rule, certificates, found in zip(rules, lower, usual, strict=True):
+            worst = self.bootstrap.ratio_interval(certificates > eps)
+            yield _accepted(rule, at, "certified", worst)
+            yield _accepted(rule, at, "usual", Estimate.read(found))
+        if self._drafted is None:
+            return
+        at = "this drafter's KLs"
+        usual = usual_statistics(self._drafted.target, rules, self._drafted.kl, self.bootstrap)
+        for found, judged in zip(usual, judge(self._drafted, rules), strict=True):
+            worst = self.bootstrap.ratio_interval(judged.certified)
+            measured = self.bootstrap.ratio_interval(judged.accepted)
+            yield _accepted(judged.rule, at, "certified", worst)
+            yield _accepted(judged.rule, at, "usual", Estimate.read(found))
+            yield _accepted(judged.rule, at, "measured", measured)
+
     def needed(self) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.drafter import kl_needed
@@ -174,6 +211,10 @@ class SolvedTarget:
             needed = kl_needed(lower, share, self.bootstrap)
             below = needed._replace(value=rounded_down(needed.value, 4)).columns("below")
             yield {"rule": rule.label, "certified": f"{100 * share:g} % of steps", **below}
+
+
+def _accepted(rule: Rule, at: str, kind: str, accepted: Estimate) -> Json:
+    return {"rule": rule.label, "at": at, "kind": kind, **accepted.columns("accepted")}
 
 
 def _length(draft_length: int | None) -> str:

@@ -118,6 +118,19 @@ def test_the_coverage_of_intervals_on_the_page_is_the_measured_one():
     assert {row["studies"] for row in rows} == {"1000"}
 
 
+def test_the_usual_drafters_on_the_page_are_the_measured_ones():
+    with (RESULTS / "usual_drafter.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["bin"] == "all"]
+    names = ("certified", "predicted", "measured", "laplace", "uniform", "mean_kl")
+    page = (ROOT / "docs/method.md").read_text()
+    table = page.split("| target, drafter |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [line.strip("| ").split(" | ") for line in table] == [
+        [f"{row['target']}, {row['drafter']}", *(f"{100 * float(row[name]):.1f}" for name in names)]
+        for row in rows
+        if row["rule"] == "greedy"
+    ]
+
+
 def test_one_version_is_released():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)

@@ -15,11 +15,13 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import Image
 
+from analysis.acceptance.judgement import judge
 from analysis.certificates.certify import certify
 from analysis.report import style
 from analysis.rules import Additive, StrictGreedy, Tree
 from pipeline import solve
 from pipeline.core.paths import ROOT
+from pipeline.inputs.artifact_readers import read_steps
 from pipeline.stages.report import inputs, page
 from pipeline.study import Study
 from tests.conftest import HEAVY, SMALL, SmallStudy, pipeline
@@ -95,10 +97,22 @@ def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path
     calls = np.sum(~sure & ~first) + np.sum(sure & last & ~first)  # rejected, or cut
     assert promised["of any length"] == pytest.approx(np.sum(~first) / calls)
     assert promised["of 3"] <= min(4.0, promised["of any length"]) + 1e-9
+    accepted = {
+        (row["at"], row["kind"]): row["accepted"]
+        for row in found["usual"]
+        if (row["target"], row["rule"]) == (label, "greedy")
+    }
+    assert accepted["KL 0.05", "certified"] == pytest.approx(sure.mean())
+    for at in ("KL 0.05", "this drafter's KLs"):
+        assert accepted[at, "certified"] < accepted[at, "usual"] < 1
+    drafts = read_steps(study.store.find(study.task("drafts", target)))
+    drafted = judge(drafts, "greedy")[0].accepted.mean()
+    assert accepted["this drafter's KLs", "measured"] == pytest.approx(drafted)
+    assert accepted["this drafter's KLs", "usual"] == pytest.approx(drafted, abs=0.1)
     solve.main([*given, "criteria=greedy"])
     printed = capsys.readouterr().out
     rows = pd.read_csv(ROOT / printed.splitlines()[-1].removeprefix("all rows: "))
-    assert set(rows["table"]) == {"solved", "promised", "needed"}
+    assert set(rows["table"]) == {"solved", "promised", "usual", "needed"}
     with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
 

@@ -13,11 +13,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..prompts import prompt_bootstrap
+from ..rules import Rule
 from ..statistics.bootstrap import Flags, PromptBootstrap
 from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
-from .judgement import Judgement, Steps, slacks
+from .judgement import Judgement, Steps, judge, slacks
+from .typical import usual_statistics
 
 Row = dict[str, Any]
 SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
@@ -60,6 +63,24 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]
     return [{"rule": judgement.rule.label, **row} for row in rows]
+
+
+def acceptance_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
+    """Return the `rule_statistics` of rules on one drafter: a row a rule, a column a statistic.
+
+    Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
+    """
+    bootstrap = prompt_bootstrap(steps.trajectories.prompt_index)
+    usual = usual_statistics(steps.target, rules, steps.kl, bootstrap)
+    rows = []
+    for predicted, judgement in zip(usual, judge(steps, rules), strict=True):
+        row: Row = {"rule": judgement.rule.label, "steps": len(steps)}
+        for found in (predicted, *rule_statistics(steps, judgement, bootstrap)):
+            name = found["statistic"]
+            estimate = Estimate.read(found)
+            row |= estimate.columns(name) if bootstrap.count > 1 else {name: estimate.value}
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("rule")
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:

@@ -16,15 +16,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..certificates.certify import certify
+from ..prompts import positions
+from ..rule_text import rules_from
 from ..rules import Rule
 from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import Trajectories
 from ..topk import Floats, TopK
+from .comparison import compare, logit_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CHUNK = 8192  # steps certified at a time
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed in a computed certificate
@@ -50,6 +57,59 @@ class Steps:
     # for a head, the same at depths 2, 3, ... of its drafts; empty for a language model, whose q
     # does not depend on the depth
     deeper: Sequence[Steps] = ()
+
+    @classmethod
+    def from_logits(
+        cls,
+        target_logits: ArrayLike,
+        draft_logits: ArrayLike,
+        prompts: Any = None,
+        *,
+        k: int | None = None,
+        temperature: float = 1.0,
+    ) -> Steps:
+        """Compare a drafter's logits with its target's, at the same N steps of the same text.
+
+        Args:
+            target_logits: (N, V), raw, NumPy or PyTorch on any device, of any floating type; -inf
+                is a masked token.
+            draft_logits: (N, V), likewise; KL is +inf where they mask a token of the target.
+            prompts: (N,), the label of each step's prompt, of any kind. The steps of a prompt
+                stand together, in order. None: all are of one.
+            k: tokens of the target that are stored a step, all by default. 256 are enough for
+                nearly every rule, and take less memory.
+            temperature: of the distributions, above 0.
+
+        Raises:
+            ValueError: names the argument that is wrong, and says what is allowed.
+
+        >>> steps = Steps.from_logits([[2.0, 1.0, 0.0]], [[1.0, 1.5, 0.0]])
+        >>> steps.draft_rank.tolist(), steps.argmax_rank.tolist(), steps.kl.round(4).tolist()
+        ([2], [2], [0.2394])
+        """
+        target = logit_rows("target_logits", target_logits)
+        draft = logit_rows("draft_logits", draft_logits)
+        if target.shape != draft.shape:
+            raise ValueError(
+                f"target_logits are {target.shape}, draft_logits {draft.shape}: give logits of the "
+                "same steps and tokens; a token that the drafter lacks is -inf"
+            )
+        dist, size = TopK.from_logits(target, k, temperature), len(target)
+        position = np.arange(size) if prompts is None else positions("prompts", prompts, size)
+        return cls(dist, position.astype(np.int32), *compare(target, draft, temperature))
+
+    def table(self, rules: Any) -> pd.DataFrame:
+        """Return a row a rule: acceptance, certified, coverage, tokens per call, and others.
+
+        The columns are `usual_drafter`, the share that a usual drafter at the KLs of these steps is
+        predicted to have accepted (`analysis.acceptance.typical`, a model), and the measured
+        statistics of `analysis.acceptance.drafter.rule_statistics`; with
+        several prompts also their 95 % intervals, acceptance_ci_low, acceptance_ci_high, ... Rules
+        are given as to `certify`.
+        """
+        from .drafter import acceptance_table
+
+        return acceptance_table(self, rules_from(rules))
 
     def __len__(self) -> int:
         return len(self.kl)
@@ -128,8 +188,10 @@ def rounding(kl: Floats) -> Floats:
     return RATIO_ROUNDING * (kl + np.sqrt(2 * kl))
 
 
-def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
+def judge(steps: Steps, rules: str | Rule | Sequence[str | Rule]) -> list[Judgement]:
     """Return the judgement of every rule on all steps, at every depth.
+
+    Rules are given as to `certify`.
 
     KL = R does not guarantee acceptance, and both have rounding errors: a step counts as certified
     if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding error. A step where
@@ -137,6 +199,7 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
     """
     depths = steps.by_depth
     size = len(steps)
+    rules = rules_from(rules)
     lower, upper = np.empty((2, len(rules), size))
     accepted = np.empty((len(rules), len(depths), size), dtype=bool)
     for start in range(0, size, CHUNK):

@@ -7,28 +7,97 @@ the draft that attains a certificate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..prompts import prompt_bootstrap
 from ..rule_base import UNKNOWN, Rule
 from ..rule_config import check_k
+from ..rule_text import described, rule_from, rules_from
 from ..rules import Tree
+from ..statistics.bootstrap import summarise
 from ..topk import Floats, TopK
 from .intervals import certify_rounded, certify_tests
 from .kernel import Certificates
 from .rule_range import checked_form
 
-__all__ = ["Certificates", "certify", "extremal_draft"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Certificates", "RuleCertificates", "certify", "extremal_draft"]
+ACCEPTED = "accepted"  # stands for the label of a rule where sets of tokens are given
+
+
+class RuleCertificates(Certificates):
+    """Certificates of N steps under R rules, as arrays (N, R) and as tables."""
+
+    labels: list[str]  # of the rules
+    ceilings: list[float]  # nats, of each rule's finite certificates
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row a rule and step, with the columns of stage certificates.
+
+        rule, step (from 0), lower and upper (nats), active_size, accepted_count (missing for trees,
+        or where it is unknown).
+        """
+        import pandas as pd
+
+        steps = len(self.lower)
+        named = {
+            "rule": np.repeat(self.labels, steps),
+            "step": np.tile(np.arange(steps), len(self.labels)),
+        }
+        columns: dict[str, NDArray[Any]] = self._asdict()
+        frame = pd.DataFrame(named | {name: column.T.ravel() for name, column in columns.items()})
+        count = frame["accepted_count"].astype("Int32")
+        return frame.assign(accepted_count=count.mask(count < 1))
+
+    def table(self, prompts: Any = None) -> pd.DataFrame:
+        """Return a row a rule, with the columns of the paper's Table 2, in nats.
+
+        mean, median, p5 and p25 of the lower ends, then the shares of empty and inexact
+        certificates. Given the label of each step's prompt, of any kind, it has the 95 % intervals
+        over prompts as well: mean_ci_low, mean_ci_high, ... Where nothing is rejected a mean takes
+        the rule's ceiling.
+
+        Raises:
+            ValueError: there is not one label a step.
+        """
+        import pandas as pd
+
+        steps = len(self.lower)
+        if not steps:
+            raise ValueError("there are no steps")
+        bootstrap = prompt_bootstrap(np.zeros(steps) if prompts is None else prompts)
+        if len(bootstrap.prompt_index) != steps:
+            raise ValueError(
+                f"prompts has {len(bootstrap.prompt_index)} labels: give one a step, {steps}"
+            )
+        rows = []
+        for at, (label, ceiling) in enumerate(zip(self.labels, self.ceilings, strict=True)):
+            lower, upper = self.lower[:, at], self.upper[:, at]
+            row: dict[str, Any] = {"rule": label, "steps": steps}
+            for name, estimate in summarise(lower, ceiling, bootstrap).items():
+                columns = estimate.columns(name)
+                row |= columns if bootstrap.count > 1 else {name: estimate.value}
+            row |= {"empty": np.mean(np.isinf(lower)), "inexact": np.mean(lower < upper)}
+            rows.append(row)
+        return pd.DataFrame(rows).set_index("rule")
 
 
 def certify(
-    dist: TopK, rules: Rule | Sequence[Rule] = (), *, accepted: ArrayLike | None = None
-) -> Certificates:
+    dist: TopK,
+    rules: str | Rule | Sequence[str | Rule] | None = None,
+    *,
+    accepted: ArrayLike | None = None,
+) -> RuleCertificates:
     """Compute the certificates of every step under every rule, in one pass.
 
+    A rule is a text such as "greedy" or "additive:0.3", or an object; several come as a list.
     Instead of R rules, `accepted` gives the tokens that each of the N steps accepts, whichever they
     are: (N, V) booleans by token id, or (V,) for all steps alike. R is 1 then.
 
@@ -41,29 +110,42 @@ def certify(
         target's own choice is then refused at no divergence.
 
     Raises:
-        ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
+        ValueError: `dist` is no `TopK`, or there is no rule or one that does not exist; too few
+            tokens are stored for a rule, a rule needs raw logits and there are
             none, a rule of the user's gives an impossible count, or the ranks are not sorted.
             `accepted` comes with rules, or has another shape, or log-probabilities are rounded.
 
-    >>> from analysis.rules import StrictGreedy
-    >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
+    >>> certify(TopK.from_probabilities([0.75, 0.25]), "greedy").lower.round(6).tolist()
     [[0.130812]]
     >>> p = TopK.from_probabilities([0.5, 0.3, 0.2])
     >>> certify(p, accepted=[True, False, True]).lower.round(6).tolist()  # 0.3 is rejected
     [[0.025267]]
     """
-    rules = list(rules) if isinstance(rules, Sequence) else [rules]
+    check_top_k(dist)
     if accepted is not None:
-        if rules:
+        if rules is not None:
             raise ValueError("rules and accepted are both given: give one of them")
-        return _certify_sets(dist, np.asarray(accepted))
-    check_k(rules, dist.k, dist.vocab_size)
+        sets = _certify_sets(dist, np.asarray(accepted))
+        return _named(sets, [ACCEPTED], [math.log(2.0)])  # Theorem 4.6
+    chosen = rules_from(() if rules is None else rules)
+    check_k(chosen, dist.k, dist.vocab_size)
     if dist.log_prob_error is not None:
-        return certify_rounded(dist, rules)
-    return certify_tests(dist, [checked_form(dist, rule) for rule in rules])
+        found = certify_rounded(dist, chosen)
+    else:
+        found = certify_tests(dist, [checked_form(dist, rule) for rule in chosen])
+    return _named(found, [rule.label for rule in chosen], [rule.ceiling for rule in chosen])
 
 
-def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
+def check_top_k(dist: Any) -> None:
+    """Check that `dist` is a `TopK`; else a ValueError says how to make one."""
+    if not isinstance(dist, TopK):
+        raise ValueError(
+            f"dist is {described(dist)}: give TopK.from_logits(logits), or "
+            "TopK.from_probabilities(p)"
+        )
+
+
+def extremal_draft(p: ArrayLike, rule: str | Rule) -> tuple[Floats, float]:
     """Return q* (V,), the closest draft to p (V,) that can be rejected, and KL(p || q*) in nats.
 
     q*(y) = c for y in A, the mean of p over A, and q*(y) = p(y) elsewhere (Lemma 4.2; Theorem 5.1
@@ -72,14 +154,13 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     Raises:
         ValueError: the rule rejects nothing at this p, or p is not one distribution.
 
-    >>> from analysis.rules import StrictGreedy, Tree
-    >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
+    >>> q, kl = extremal_draft([0.1, 0.6, 0.3], "greedy")
     >>> q.round(6).tolist(), round(kl, 6)
     ([0.1, 0.45, 0.45], 0.05097)
-    >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
+    >>> extremal_draft([0.1, 0.6, 0.3], "tree:2")[0].round(6).tolist()
     [0.333333, 0.333333, 0.333333]
     """
-    q = np.array(p, dtype=np.float64)
+    q, rule = np.array(p, dtype=np.float64), rule_from(rule)
     if q.ndim != 1:
         raise ValueError(f"p has the shape {q.shape}: give the (V,) probabilities of one step")
     dist = TopK.from_probabilities(q)
@@ -91,6 +172,13 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     ids = dist.ids[0][active]
     q[ids] = q[ids].mean()
     return q, float(cost[0])
+
+
+def _named(found: Certificates, labels: list[str], ceilings: list[float]) -> RuleCertificates:
+    named = RuleCertificates(*found)
+    named.labels = labels
+    named.ceilings = ceilings
+    return named
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:

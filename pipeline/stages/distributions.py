@@ -41,7 +41,7 @@ NOT_TOLD = (
 def check(study: Study) -> None:
     """Check that enough tokens of a step are stored for the rules, and the settings of a log."""
     config = study.config
-    check_k(study.rules, config.distributions.k)
+    check_k(study.rules, config.distributions.k, setting="distributions.k")
     if config.distributions.source != "logs":
         return
     if config.drafter is not None:

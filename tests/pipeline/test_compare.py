@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.acceptance.judgement import rounding
+from analysis.acceptance.judgement import Steps, rounding
 from pipeline.core.errors import PipelineError
 from pipeline.core.store import Store
 from pipeline.drafters import pairs
@@ -54,6 +54,20 @@ def test_device_formulas_equal_the_numpy_ones(temperature, sampled):
         agree(found, divergences.compare_logits(z / sampled, w / sampled), LAWS, "sampled_")
     else:
         assert not any(name.startswith("sampled_") for name in found)
+
+
+def test_the_library_compares_as_the_stage_does():
+    """`Steps.from_logits` is NumPy, stage drafts torch: the same KL and ranks, ties included."""
+    rng = np.random.default_rng(5)
+    for noise in (0.0, 0.01, 1.0):
+        z, w = noisy(150, 60, 3.0, noise, seed=6)
+        z[:50], w[:100] = z[:50].round(), w[:100].round()
+        z[120:, 3:6] = w[120:, rng.integers(0, 60, 4)] = -np.inf
+        found = compare_logits(torch.from_numpy(z), [torch.from_numpy(w)], 0.7)
+        steps = Steps.from_logits(z, w, temperature=0.7)
+        for name in ("draft_rank", "argmax_rank"):
+            np.testing.assert_array_equal(getattr(steps, name), found[name])
+        agree(vars(steps), SimpleNamespace(**found), ("kl", "draft_log_prob"), rtol=1e-12)
 
 
 def test_masked_tokens_on_the_device():

@@ -1,0 +1,79 @@
+"""Rules as people write them in Python: a short text, an object, or a list of them.
+
+"additive:0.3" is `Additive(0.3)`, "topm_additive:4,0.1" is `TopMAdditive(4, 0.1)`. The label that
+tables print, "topm_additive m=4 t=0.1", is understood as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import RuleError
+from .rule_config import build, nearest
+from .rules import BUILT_IN, Rule
+
+ALLOWED = "give 'greedy', 'additive:0.3', Additive(0.3), or a list of rules"
+
+
+def rules_from(given: Any) -> list[Rule]:
+    """Return the rules that one text, one object, or a list of either stands for.
+
+    Raises:
+        ValueError: there is no rule, or one is wrong. Names it, and says what is allowed.
+
+    >>> [rule.label for rule in rules_from(["greedy", "additive:0.3", "topm_additive m=4 t=0.1"])]
+    ['greedy', 'additive t=0.3', 'topm_additive m=4 t=0.1']
+    """
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    rules = [rule_from(one) for one in (given if several else [given])]
+    if not rules:
+        raise RuleError(f"there is no rule: {ALLOWED}")
+    return rules
+
+
+def rule_from(given: Any) -> Rule:
+    """Return the rule that a text, a mapping or an object stands for.
+
+    Raises:
+        ValueError: as of `rules_from`.
+    """
+    if isinstance(given, Rule):
+        return given
+    if isinstance(given, str):
+        return _parsed(given)
+    if isinstance(given, Mapping):
+        return build(given)
+    if isinstance(given, type) and issubclass(given, Rule):
+        raise RuleError(
+            f"{given.__name__} is a class: give one of its rules, {given.__name__}(...)"
+        )
+    raise RuleError(f"{described(given)} is not a rule: {ALLOWED}")
+
+
+def described(value: Any) -> str:
+    """Return a value in one line: an array, a tensor or a frame by its type and shape."""
+    shape = tuple(getattr(value, "shape", ()))
+    text = f"{type(value).__name__} of shape {shape}" if shape else repr(value)
+    return " ".join(f"{text:.80}".split())
+
+
+def _parsed(text: str) -> Rule:
+    name, *values = re.split(r"[:,\s]+", text.strip())
+    if name not in BUILT_IN:
+        raise RuleError(
+            f"rule {text!r} is not known{nearest(name, BUILT_IN)}: give one of "
+            f"{', '.join(sorted(BUILT_IN))}, with values as in 'additive:0.3', or an object of "
+            "your own class"
+        )
+    positional = [_number(text, value) for value in values if "=" not in value]
+    pairs = [value.partition("=") for value in values if "=" in value]
+    return BUILT_IN[name](*positional, **{key: _number(text, value) for key, _, value in pairs})
+
+
+def _number(text: str, value: str) -> float:
+    try:
+        return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+    except ValueError:
+        raise RuleError(f"rule {text!r}: {value!r} is not a number") from None
