@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import Inputs, Json, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
@@ -22,7 +25,7 @@ OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
 )
 DEATHS = 3  # of workers over one batch
 
-Result = tuple[Json, bytes]  # of a shard: what was measured, and its content
+Result = tuple[Json, "Sequence[pa.Table]"]  # of a shard: what was measured; a table an item
 Progress = Callable[[int], object]  # told the steps that were done since
 
 

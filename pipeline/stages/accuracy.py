@@ -8,7 +8,6 @@ where it departs from the target's choices, and the nats given up there.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -108,7 +107,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from pipeline.core.shards import compute_shards, write_tables
 
     shards = compute_shards(task, inputs, out, None, AccuracyWorker, unit="item")
-    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "item")
+    write_tables(task, out, shards, "item")
 
 
 class AccuracyWorker:
@@ -138,6 +137,7 @@ class AccuracyWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Answer an item with every method."""
+        from pipeline.core.shards import nested
         from pipeline.decoding.session import or_reason
         from pipeline.models.devices import describe_machine
 
@@ -148,7 +148,7 @@ class AccuracyWorker:
         )
         progress(1)
         rows = rows or {"failures": [question.row | {"reason": reason}]}
-        return describe_machine(session.target.device), json.dumps(rows).encode()
+        return describe_machine(session.target.device), [nested(STAGE, rows)]
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""

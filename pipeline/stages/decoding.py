@@ -9,7 +9,6 @@ timings/, which the content's digest leaves out. They belong to a machine: `pipe
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
@@ -80,8 +79,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the first prompts with every method."""
     from pipeline.core.shards import compute_shards, write_tables
 
-    shards = compute_shards(task, inputs, out, None, DecodingWorker)
-    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "prompt")
+    write_tables(task, out, compute_shards(task, inputs, out, None, DecodingWorker), "prompt")
     out.facts["failed_prompts"] = out.rows["failures"]
 
 
@@ -119,12 +117,13 @@ class DecodingWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Decode a prompt with every method."""
+        from pipeline.core.shards import nested
         from pipeline.models.devices import describe_machine
 
         at = self._turns[names[0]]
         tables = decode_prompt(self._session, self._prompts[at], at)
         progress(1)
-        return describe_machine(self._session.target.device), json.dumps(tables).encode()
+        return describe_machine(self._session.target.device), [nested(STAGE, tables)]
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""

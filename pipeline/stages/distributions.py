@@ -117,10 +117,9 @@ class DistributionsWorker:
         return self._task.runtime.models[0].device.batch or BATCH[self.model.device.type]
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Decode a shard; return its measurements and its rows as a file."""
+        """Decode a shard; return its measurements and a table of steps for each prompt."""
         import torch
 
-        from pipeline.core.shards import tables_bytes
         from pipeline.models.batch_decoding import decode_batch
 
         begun = time.perf_counter()
@@ -139,11 +138,11 @@ class DistributionsWorker:
                 "eager for this model, and check its weights"
             )
         schema = STAGE.schema()
-        tables = (
+        tables = [
             columns.steps_table(name, {key: t[row, :n].numpy() for key, t in out.items()}, schema)
             for row, (name, n) in enumerate(zip(names, lengths.tolist(), strict=True))
-        )
-        return {"seconds": seconds, "rows": int(lengths.sum())}, tables_bytes(tables, schema)
+        ]
+        return {"seconds": seconds, "rows": int(lengths.sum())}, tables
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""

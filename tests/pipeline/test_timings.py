@@ -1,6 +1,5 @@
 """Timings belong to a machine: timed again where another is asked for, else shown and named."""
 
-import json
 import multiprocessing
 import shutil
 from dataclasses import replace
@@ -11,7 +10,7 @@ from filelock import FileLock
 from conf.schema import Device
 from pipeline import cli
 from pipeline.core import shards, timings
-from pipeline.core.shards import compute_shards, write_tables
+from pipeline.core.shards import compute_shards, nested, write_tables
 from pipeline.core.store import Store
 from pipeline.core.timings import Asked, distinct, in_words, machines, processor, timed_on
 from pipeline.settings.composition import composed
@@ -125,9 +124,8 @@ class Timed(toy.Sums):
             {"prompt_id": name, "token_ids": [self.tokens[name][0] + self.noise]} for name in names
         ]
         made = machine(processor=timings.processor(), threads=self.task.asked.threads or 2)
-        return made, json.dumps(
-            {"data": rows, "timings/runs": [{"threads": made["threads"]}]}
-        ).encode()
+        tables = {"data": rows, "timings/runs": [{"threads": made["threads"]}]}
+        return made, [nested(TIMED, tables)]
 
     @property
     def noise(self):
@@ -145,7 +143,7 @@ def open_timed(task, inputs):
 def timed(task, inputs, out):
     names = inputs["prompts"].read(columns=["prompt_id"])["prompt_id"].to_pylist()
     finished = compute_shards(task, inputs, out, names, open_timed)
-    write_tables(task, out, [json.loads(shard.content()) for shard in finished], "prompt")
+    write_tables(task, out, finished, "prompt")
 
 
 def shown(_, inputs, out):
@@ -301,7 +299,7 @@ def test_killed_while_it_is_timed_again_loses_nothing(store, monkeypatch):
     """The finished shards wait for the same command; another command leaves them alone."""
     store.get(asking(1)[1])
     log(store)
-    write, written = shards.write_checked, []
+    write, written = shards.write_sealed, []
 
     def stopping(path, content):
         write(path, content)
@@ -310,7 +308,7 @@ def test_killed_while_it_is_timed_again_loses_nothing(store, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "write_checked", stopping)
+        patch.setattr(shards, "write_sealed", stopping)
         with pytest.raises(KeyboardInterrupt):
             store.get(asking(2)[1])
     assert log(store) == ["shard"] * 2
