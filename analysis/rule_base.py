@@ -52,7 +52,8 @@ class Cut:
     def fault(self, steps: int) -> str:
         """Return the first invalid attribute for this number of steps as an error; "" if none."""
         ranks = np.asarray(1 if self.max_rank is None else self.max_rank)
-        offset, slope = np.asarray(self.offset), np.asarray(self.slope)
+        offset = np.asarray(self.offset)
+        slope = np.asarray(self.slope)
         shapes = ((), (steps,))
         if ranks.dtype.kind not in "iu" or ranks.shape not in shapes or np.any(ranks < 1):
             return f"max_rank={self.max_rank!r}: give None, or integers of at least 1"
@@ -181,7 +182,8 @@ class Rule:
             if fault := cut.fault(len(dist)):
                 raise RuleError(f"{said} {fault}")
             return cut
-        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
+        counts = np.asarray(self.accepted_count(dist))
+        size = dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
         if right and self.judges_tokens:
             unknown = (counts == UNKNOWN) & (dist.k < size)
@@ -233,7 +235,8 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def named(rule: Rule, dist: TopK, *values: Any, **others: Any) -> Any:
-        name, own = method.__name__, dist[:]
+        name = method.__name__
+        own = dist[:]
         for array in vars(own).values():
             if isinstance(array, np.ndarray):
                 array.flags.writeable = False

@@ -95,7 +95,8 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region)."""
-    size, steps = dist.vocab_size, len(dist)
+    size = dist.vocab_size
+    steps = len(dist)
     if accepted.dtype != np.bool_ or accepted.shape not in ((size,), (steps, size)):
         raise ValueError(
             f"accepted is {accepted.dtype} {accepted.shape}: give booleans by token id, "
@@ -111,6 +112,8 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
     own = first == 0
     result = certify_tests(dist, [np.where(own, 1, first)])
-    result.lower[own], result.upper[own] = 0.0, 0.0
-    result.active_size[own], result.accepted_count[own] = 1, 0
+    result.lower[own] = 0.0
+    result.upper[own] = 0.0
+    result.active_size[own] = 1
+    result.accepted_count[own] = 0
     return result

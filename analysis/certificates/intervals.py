@@ -42,9 +42,11 @@ Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lowe
 def certify_tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests, as intervals where they are not stored."""
     result = certify_stored(dist, forms)
-    unknown, size = np.isnan(result.lower), max(1, ENTRIES // dist.k)
+    unknown = np.isnan(result.lower)
+    size = max(1, ENTRIES // dist.k)
     for r in np.flatnonzero(unknown.any(axis=0)).tolist():
-        form, steps = forms[r], np.flatnonzero(unknown[:, r])
+        form = forms[r]
+        steps = np.flatnonzero(unknown[:, r])
         for start in range(0, len(steps), size):
             rows = steps[start : start + size]
             stored = TruncatedSteps(dist[rows])
@@ -69,9 +71,12 @@ class TruncatedSteps:
     """
 
     def __init__(self, dist: TopK) -> None:
-        self.k, self.others = dist.k, dist.vocab_size - dist.k
-        self.p0, self.p_k = dist.top_probability, dist.probs[:, -1]
-        self.tail, self.no_tail = np.exp(dist.log_tail), np.isneginf(dist.log_tail)
+        self.k = dist.k
+        self.others = dist.vocab_size - dist.k
+        self.p0 = dist.top_probability
+        self.p_k = dist.probs[:, -1]
+        self.tail = np.exp(dist.log_tail)
+        self.no_tail = np.isneginf(dist.log_tail)
         if dist.logits is None:
             self.error = np.full(len(dist), ROUNDING)
             self.tokens = (dist.probs - self.p0[:, None]) / self.p0[:, None]
@@ -95,8 +100,10 @@ def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[
 
 def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]:
     """Return the ends where all stored tokens exceed theta."""
-    n, p_k = stored.others, stored.p_k
-    least, mass = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
+    n = stored.others
+    p_k = stored.p_k
+    least = stored.tail * (1.0 - TAIL_ERROR)
+    mass = stored.tail * (1.0 + TAIL_ERROR)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fitting = np.clip(np.ceil(mass / theta) - 1.0, 0.0, n)
     most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))  # that can exceed theta
@@ -119,7 +126,8 @@ def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]
 
 def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    tail, p_k = stored.tail, stored.p_k
+    tail = stored.tail
+    p_k = stored.p_k
     more = np.maximum(0, counts - stored.k).astype(np.float64)
     high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
     least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
@@ -135,16 +143,19 @@ def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> En
     exact = (stored.tail < TINY) & (most == 0)
     if exact.any():
         cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
-        lower, upper = np.where(exact, cost, lower), np.where(exact, cost, upper)
+        lower = np.where(exact, cost, lower)
+        upper = np.where(exact, cost, upper)
     return lower, upper, active
 
 
 def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     """Return an upper bound of M of a token of at least b that `most` unseen ones may exceed."""
-    tokens, last = stored.tokens, stored.ratio(b)
+    tokens = stored.tokens
+    last = stored.ratio(b)
     value, size = mode_cost(stored.p0, tokens, last, widen=WIDENING)
     rows = np.flatnonzero(size > tokens.shape[1])  # p_K exceeds the level: others may be active
-    p0, last = stored.p0[rows], last[rows]
+    p0 = stored.p0[rows]
+    last = last[rows]
     mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - b[rows])
     unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
     rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
@@ -173,7 +184,8 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
         if isinstance(rule, Tree):
             relaxed = _corner(printed, np.column_stack([low[:, 0], high[:, 1:]]))
             strict = _corner(printed, np.column_stack([high[:, 0], low[:, 1:]]))
-            lower, upper = certify_tests(relaxed, [rule]), certify_tests(strict, [rule])
+            lower = certify_tests(relaxed, [rule])
+            upper = certify_tests(strict, [rule])
             ends = lower.lower[:, 0], upper.upper[:, 0], lower.active_size[:, 0]
         else:
             ends = _by_rounded(dist, acceptance_range(dist, rule))
@@ -191,8 +203,11 @@ def _corner(dist: TopK, probs: Floats) -> TopK:
 
 def _by_rounded(dist: TopK, test: AcceptanceRange) -> Ends:
     """Return the ends of a rule whose test lies in this range."""
-    (low, high), tail = dist.prob_range, dist.tail_range
-    k, size, others = dist.k, dist.vocab_size, dist.vocab_size - dist.k
+    low, high = dist.prob_range
+    tail = dist.tail_range
+    k = dist.k
+    size = dist.vocab_size
+    others = dist.vocab_size - dist.k
 
     def accepted(p: Floats, theta: Floats, ranks: NDArray[np.int64]) -> NDArray[Any]:
         passed = np.logical_and.accumulate(p > theta[:, None], axis=1).sum(axis=1)

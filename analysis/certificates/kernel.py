@@ -101,7 +101,10 @@ def scalar_phi(u: float) -> float:
 @compiled
 def divergence(ranks: Ranks, first: int, last: int, other: int, level: float) -> float:
     """Return KL(p || q*) of active ranks, [first, last) and `other`; `level` is c / p0 - 1."""
-    p, log, e, times = ranks.p, ranks.log, ranks.e, ranks.times
+    p = ranks.p
+    log = ranks.log
+    e = ranks.e
+    times = ranks.times
     log_level = math.log1p(level)
     value = p[other] * (log[other] - log_level)
     mass = p[other]
@@ -215,7 +218,8 @@ def certify_rows(
                 else:
                     if math.isnan(ranks.least[n]):
                         ranks.least[n], ranks.active[n] = token_certificate(ranks, n)
-                    value, active = ranks.least[n], ranks.active[n]
+                    value = ranks.least[n]
+                    active = ranks.active[n]
             out.lower[step, r] = out.upper[step, r] = value
             out.active_size[step, r] = active
             out.accepted_count[step, r] = 0 if is_tree else n  # rule_base.NO_COUNT
@@ -308,8 +312,11 @@ def _stored(dist: TopK) -> Stored:
     values = dist.stored_probs if dist.logits is None else dist.logits
     assert values is not None
     is_float32 = values.dtype == np.float32
-    given, none = np.ascontiguousarray(values).view(), np.empty((0, 0), np.float32)
+    given = np.ascontiguousarray(values).view()
+    none = np.empty((0, 0), np.float32)
     singles, doubles = (given, none.astype(np.float64)) if is_float32 else (none, given)
     singles.flags.writeable = doubles.flags.writeable = False
-    content = PROBABILITIES if dist.logits is None else FLOAT32 if is_float32 else FLOAT64
+    content = FLOAT32 if is_float32 else FLOAT64
+    if dist.logits is None:
+        content = PROBABILITIES
     return Stored(content, singles, doubles, 1.0 / dist.temperature, dist.vocab_size)

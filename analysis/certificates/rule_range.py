@@ -92,7 +92,8 @@ class _Test(NamedTuple):
 
     @classmethod
     def of(cls, steps: TopK, rule: Rule) -> _Test:
-        form, size = checked_form(steps, rule), steps.vocab_size
+        form = checked_form(steps, rule)
+        size = steps.vocab_size
         if isinstance(form, Cut):
             limit: Any = size if form.max_rank is None else form.max_rank
             ranks = np.broadcast_to(np.minimum(limit, size).astype(np.int64), len(steps))
@@ -113,7 +114,9 @@ def _steps(printed: TopK, p0: Floats, entropy: Floats, probs: Floats, **columns:
 
 def _check_others(steps: TopK, rule: Rule, wanted: _Test, turn: int) -> None:
     """Check that a test stays what it is where all but p0 and entropy is another."""
-    k, size, p0 = steps.k, steps.vocab_size, steps.top_probability
+    k = steps.k
+    size = steps.vocab_size
+    p0 = steps.top_probability
     equal = 1 + (np.arange(len(steps)) + turn) % max(1, min(k - 1, 4))  # tokens as probable as x0
     behind = np.where(np.arange(k) <= equal[:, None], p0[:, None], 1e-3 * p0[:, None])
     others = (

@@ -116,8 +116,8 @@ class Terminal:
     def write(self, text: str) -> None:
         """Write a text, its control characters as escapes; a progress bar goes back to its line."""
         if not MOVES.fullmatch(text):
-            bar = text.startswith("\r")
-            text = text[:bar] + escaped(text[bar:])
+            start = "\r" if text.startswith("\r") else ""
+            text = start + escaped(text.removeprefix("\r"))
         self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

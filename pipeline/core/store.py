@@ -101,7 +101,8 @@ class Store:
         artifact = self.find(task)
         if artifact is None:
             return False
-        contents, timings = artifact.record["inputs"], artifact.record.get("input_timings", {})
+        contents = artifact.record["inputs"]
+        timings = artifact.record.get("input_timings", {})
         for name, above in task.inputs.items():
             latest = self.find(above)
             if latest is None:
@@ -278,7 +279,8 @@ class Store:
 
     def _place(self, task: Task) -> Path:
         """Return where an artifact goes: beside those of the same task with other timings."""
-        folder, label = self.root / task.stage.name, slug(task.label)
+        folder = self.root / task.stage.name
+        label = slug(task.label)
         names = chain([label], (f"{label}.{number}" for number in count(2)))
         places = (folder / f"{name}-{task.key[:12]}" for name in names)
         return next(place for place in places if not os.path.lexists(place))

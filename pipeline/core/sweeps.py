@@ -164,7 +164,8 @@ def collect(directory: Path) -> int:
     varied = [key for key in keys if len({job.get(key, "") for job in jobs if job}) > 1]
     failed = [at for at, point in enumerate(points) if "failed" in point]
     for at in failed:
-        job, reason = jobs[at], points[at]["failed"]
+        job = jobs[at]
+        reason = points[at]["failed"]
         where = ", ".join(f"{key}={job.get(key, '')}" for key in varied if job)
         print(f"failed: {where}: {reason}" if where else f"failed: {reason}")
     swept = varied or keys[-1:]
@@ -214,7 +215,8 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
     from analysis.report.table import csv_text
 
     print_table(rows)
-    table, files = pd.DataFrame(rows), ".csv, .parquet"
+    table = pd.DataFrame(rows)
+    files = ".csv, .parquet"
     write_whole(directory / f"{name}.csv", csv_text(table, digits=None).encode())
     write_whole(directory / f"{name}.parquet", table.to_parquet(index=False))
     figure = sweep_figure(table, swept)

@@ -57,7 +57,8 @@ class Asked:
         here); those of this one have to be of what it has. The timings of this processor suit
         better, and so do those that were asked for in the same way.
         """
-        measured, before = machines(record), record.get("asked") or dict.fromkeys(WHERE)
+        measured = machines(record)
+        before = record.get("asked") or dict.fromkeys(WHERE)
         here = of_this_machine(measured)
         if self.here and not here:
             return 0

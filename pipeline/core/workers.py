@@ -54,7 +54,9 @@ class InlineExecutor:
     def __init__(
         self, task: Task, inputs: Inputs, open_worker: OpenWorker, directory: Path
     ) -> None:
-        self._task, self._inputs, self._open = task, inputs, open_worker
+        self._task = task
+        self._inputs = inputs
+        self._open = open_worker
         self._directory = directory
 
     @cached_property
@@ -125,7 +127,8 @@ class RayExecutor:
     """The workers of one task, each the `InlineExecutor` of another process."""
 
     def __init__(self, ray: Any, hosts: list[Any]) -> None:
-        self._ray, self._hosts = ray, hosts
+        self._ray = ray
+        self._hosts = hosts
         self.engine = {"engine": "ray", "workers": len(hosts)}
 
     def ask(self, method: str, *given: object) -> Any:
@@ -171,7 +174,8 @@ def connect() -> Any:
     except ModuleNotFoundError:
         raise PipelineError('execution.engine=ray needs Ray: pip install -e ".[ray]"') from None
     if not ray.is_initialized():
-        address, ours = os.environ.get("RAY_ADDRESS") or "local", signal.getsignal(signal.SIGTERM)
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        ours = signal.getsignal(signal.SIGTERM)
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, ours)  # with Ray's own, the command ends in an abort
     return ray
@@ -179,8 +183,10 @@ def connect() -> Any:
 
 def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
     """Return the number of workers, by default one a GPU, and processors and GPUs of each."""
-    device, threads = spec.device.name, spec.device.threads
-    processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    device = spec.device.name
+    threads = spec.device.threads
+    processors = int(there.get("CPU", 0))
+    gpus = int(there.get("GPU", 0))
     on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)
     most = gpus if on_gpus else processors // (threads or processors)
     count = spec.execution.workers or max(1, most)

@@ -106,7 +106,8 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     if method.temperature == 0:
         ranks = numbers(artifact.read(columns=["argmax_rank"])["argmax_rank"])
         return greedy_rates(ranks, count)
-    facts, names = artifact.facts, (*TOKENS, *MOMENTS[:2])
+    facts = artifact.facts
+    names = (*TOKENS, *MOMENTS[:2])
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))

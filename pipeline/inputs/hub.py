@@ -107,7 +107,8 @@ class Identities:
     def _hash(self, path: Path) -> str:
         key = f"{path.resolve()}:{file_state(path)}"
         if key not in self._memo:
-            digest, state = file_digest(path), path.stat()
+            digest = file_digest(path)
+            state = path.stat()
             if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) <= SETTLED:
                 return digest
             self._memo[key] = digest
@@ -248,7 +249,8 @@ def check_one_form(folder: Path) -> None:
     Raises:
         ValueError: it has both.
     """
-    index, whole = folder / PARTS, folder / WHOLE
+    index = folder / PARTS
+    whole = folder / WHOLE
     if not (index.is_file() and whole.is_file()):
         return
     named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
@@ -283,7 +285,8 @@ def _reference(name: str, revision: str | None, kind: str) -> Path:
 
 def _damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
     """Return the files of a snapshot that link to damaged blobs; other links are the user's."""
-    blobs, names = (folder.parents[1] / "blobs").resolve(), []
+    blobs = (folder.parents[1] / "blobs").resolve()
+    names = []
     for path in matching(folder, patterns):
         if path.is_symlink():
             blob = Path(os.path.normpath(path.parent / path.readlink()))

@@ -66,7 +66,8 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
         raise PipelineError(
             f"criteria={criteria!r} is not allowed: give rules by name, +criteria.mine='{EXAMPLE}'"
         )
-    rules, others = dict[str, list[Rule]](), dict[str, Any]()
+    rules = dict[str, list[Rule]]()
+    others = dict[str, Any]()
     for name, entry in criteria.items():
         entries = entry if isinstance(entry, list) else [entry]
         if all(isinstance(item, Mapping) for item in entries):

@@ -93,7 +93,8 @@ class DraftTree:
         Raises:
             ValueError: there is none, or it is too large.
         """
-        width, nodes = self.width or 0, self.nodes or 0
+        width = self.width or 0
+        nodes = self.nodes or 0
         growth = DynamicTree(width, nodes, draft_length)
         if self.shape == "batch" and draft_length > 1:
             raise ValueError(f"draft_length={draft_length} is not allowed: give 1 for tree: batch")
@@ -330,7 +331,9 @@ def _of_length(method: Method, length: int) -> Method:
 
 def _contradiction(method: Method) -> str:
     """Return what contradicts in a configured method; empty if nothing does."""
-    rule, tree, warm = method.rule, method.tree, method.temperature > 0
+    rule = method.rule
+    tree = method.tree
+    warm = method.temperature > 0
     if method.drafter == ALONE or method.draft_length < 1:
         return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
     if (rule is None) == (method.sampling is None):

@@ -61,8 +61,11 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         stochastic_statistics,
     )
 
-    drafts, runtime, pair = inputs["drafts"], task.runtime, task.inputs["drafts"].runtime
-    steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
+    drafts = inputs["drafts"]
+    runtime = task.runtime
+    pair = task.inputs["drafts"].runtime
+    steps = read_steps(drafts)
+    prompts = drafts.read(columns=["prompt_id"])["prompt_id"]
     rules = list(
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )

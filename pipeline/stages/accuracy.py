@@ -61,7 +61,8 @@ def _runtime(task: Task) -> AccuracyRuntime:
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter, or for logs."""
-    config, settings = study.config, study.config.accuracy
+    config = study.config
+    settings = study.config.accuracy
     if config.drafter is None or config.distributions.source == "logs":
         return []
     if config.stage == STAGE.name and find_spec("lm_eval") is None:

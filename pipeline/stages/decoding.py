@@ -51,7 +51,8 @@ CALL: Columns = {  # a target call after the prompt's
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none where methods lack the drafter."""
-    config, settings = study.config, study.config.decoding
+    config = study.config
+    settings = study.config.decoding
     if config.distributions.source == "logs":
         return []
     methods = build_methods(settings.methods, study.decoded, settings.draft_length)

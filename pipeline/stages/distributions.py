@@ -73,7 +73,8 @@ def plan(study: Study) -> list[Task]:
     made = []
     pairs = zip(config.targets.items(), study.tasks["prompts"], strict=True)
     for (key, target), prompts in pairs:
-        runtime, content = study.runtime(target), dict[str, Any](k=settings.k)
+        runtime = study.runtime(target)
+        content = dict[str, Any](k=settings.k)
         if settings.source == "logs":
             content |= {"log": study.log_entries(key), "vocab_size": settings.log.vocab_size}
         else:
@@ -93,7 +94,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         return
     from pipeline.core.shards import compute_shards, join
 
-    steps, prompts = task.settings["steps"], read_token_ids(inputs["prompts"])
+    steps = task.settings["steps"]
+    prompts = read_token_ids(inputs["prompts"])
     names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
     shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=steps)
     join(shards, list(prompts), out)
@@ -106,7 +108,8 @@ class DistributionsWorker:
         from pipeline.models.loading import load_model
 
         self.model = load_model(*task.runtime.models)
-        self._task, self._prompts = task, read_token_ids(inputs["prompts"])
+        self._task = task
+        self._prompts = read_token_ids(inputs["prompts"])
         longest = max(map(len, self._prompts.values()))
         self.model.check_context(longest + task.settings["steps"], "distributions.steps")
         for name, ids in self._prompts.items():
@@ -148,7 +151,8 @@ class DistributionsWorker:
         """Return the record's facts on the model, the run and its throughput."""
         from pipeline.models.devices import describe_device, peak_memory
 
-        model, settings = self.model, self._task.settings
+        model = self.model
+        settings = self._task.settings
         rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))
         return {
             "model": model.label,
@@ -170,7 +174,8 @@ def write_log(task: Task, out: Out) -> None:
     path = local_file(task.runtime.path)
     log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
     steps = stacked(log.trajectories)
-    values, rows = steps["log_probs"], len(steps["log_probs"])
+    values = steps["log_probs"]
+    rows = len(steps["log_probs"])
     with np.errstate(divide="ignore"):
         tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
     steps |= {

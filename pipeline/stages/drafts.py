@@ -78,7 +78,8 @@ OPTIONAL: Columns = {
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, on its trajectories; none without a drafter."""
-    config, drafter = study.config, study.config.drafter
+    config = study.config
+    drafter = study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
     spec = study.model_spec("drafter", drafter)
@@ -105,7 +106,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Compare the pair on every step of the distributions."""
     from pipeline.core.shards import compute_shards, join
 
-    prompts, answers = read_token_ids(inputs["prompts"]), answers_of(inputs)
+    prompts = read_token_ids(inputs["prompts"])
+    answers = answers_of(inputs)
     names = sorted(answers, key=lambda name: len(prompts[name]), reverse=True)
     steps = max(map(len, answers.values()))
     join(compute_shards(task, inputs, out, names, DraftsWorker, steps=steps), list(answers), out)
@@ -127,8 +129,10 @@ class DraftsWorker:
         from pipeline.drafters.pairs import load_pair, pair_tokenizer
         from pipeline.models.language_model import LanguageModel
 
-        models, label = task.runtime.models, task.runtime.pair
-        self._task, self._prompts = task, read_token_ids(inputs["prompts"])
+        models = task.runtime.models
+        label = task.runtime.pair
+        self._task = task
+        self._prompts = read_token_ids(inputs["prompts"])
         self._answers = answers_of(inputs)
         tokens = 1 + max(pair_tokenizer(*models).get_vocab().values())
         self.target, self.drafter = load_pair(*models)
@@ -170,7 +174,8 @@ class DraftsWorker:
         from pipeline.models.logit_comparison import compare_logits
         from pipeline.models.logit_statistics import logit_statistics
 
-        prompt, answer = self._prompts[name], self._answers[name]
+        prompt = self._prompts[name]
+        answer = self._answers[name]
         ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.target.device)
         read = read_pair(self.target, self.drafter, ids, len(answer), self._depths)
         target, *drafts = (logits[:, : self._rows] for logits in (read[0], *read[1]))

@@ -51,8 +51,10 @@ class PromptsRuntime(Runtime):
 
 def plan(study: Study) -> list[Task]:
     """Return the planned prompts of each target, by its tokenizer, or the answers of a log."""
-    config, identities = study.config, study.identities
-    prompts, source = config.prompts, config.distributions.source
+    config = study.config
+    identities = study.identities
+    prompts = config.prompts
+    source = config.distributions.source
     made: list[Task] = []
     for key, target in config.targets.items():
         if source == "logs":

@@ -101,7 +101,8 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         drafted = table("tables/acceptance", target)
         shown = {"accepted": "acceptance", "certified": "certified"}
         if drafted.empty:
-            drafted, shown = table("tables/table2", target), {"median": "median"}
+            drafted = table("tables/table2", target)
+            shown = {"median": "median"}
         for name, statistic in shown.items():
             for measured in drafted[drafted["statistic"] == statistic].to_dict("records"):
                 row |= {"prompts": int(measured["prompts"]), **named(name, measured, "value")}

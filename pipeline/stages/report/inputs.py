@@ -59,7 +59,8 @@ class Content:
 
 def read_content(task: Task, inputs: Inputs) -> Content:
     """Read the inputs of a report, named STAGE/TARGET, and compute its statistics."""
-    statistics, drafter = task.runtime.statistics, task.settings["drafter"] or ""
+    statistics = task.runtime.statistics
+    drafter = task.settings["drafter"] or ""
     tasks: dict[str, dict[str, Task]] = {}
     artifacts: dict[str, dict[str, Artifact]] = {}
     for name, artifact in inputs.items():
@@ -114,7 +115,8 @@ def read_target(report: Task, source: Source) -> Target:
     trajectories, bootstrap = stored.resampled(steps, task, report.runtime.statistics)
     texts = source.artifacts["prompts"].read(columns=["prompt_id", "text"]).to_pydict()
     text_of = dict(zip(texts["prompt_id"], texts["text"], strict=True))
-    tokens, drafts = numbers(steps["token_id"]), source.artifacts.get("drafts")
+    tokens = numbers(steps["token_id"])
+    drafts = source.artifacts.get("drafts")
     certificates = {}
     for rule in rules:
         ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
@@ -128,7 +130,8 @@ def read_target(report: Task, source: Source) -> Target:
     dist = stored.read_distributions(dump)
     ranks = [k for k in RANKS if k <= dist.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    top, margin = [], []
+    top = []
+    margin = []
     for at in blocks(dist):
         part = dist[at]
         top.append(top_probability(part, ranks))

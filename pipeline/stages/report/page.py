@@ -38,7 +38,9 @@ def page_files(
 
     `files` are those of the sections, by path.
     """
-    targets, sources, results = content.targets, content.sources, content.results
+    targets = content.targets
+    sources = content.sources
+    results = content.results
     pairs = zip(content.answered, content.accuracies, strict=True)
     scores = {answered.target: losses(table) for answered, table in pairs}
     command = f"python -m pipeline study={content.task.label}"
@@ -87,7 +89,9 @@ def page_files(
 
 
 def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame], command: str) -> Advice:
-    source, target, settings = content.sources[at], content.targets[at], content.task.settings
+    source = content.sources[at]
+    target = content.targets[at]
+    settings = content.task.settings
     if "log" in source.tasks["distributions"].settings:
         return first_screen.log_advice(target)
     speeds = ratios = None

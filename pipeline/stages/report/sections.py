@@ -69,7 +69,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 def sections_of(content: Content) -> Iterator[Section]:
     """Yield the sections of a report, in their order."""
-    results, statistics = content.results, content.task.runtime.statistics
+    results = content.results
+    statistics = content.task.runtime.statistics
     yield certificates_section(content)
     if results.drafter:
         yield Section(
@@ -82,7 +83,8 @@ def sections_of(content: Content) -> Iterator[Section]:
                 depth_table(results),
             ],
         )
-    decoded, speeds = content.decoded, content.speeds
+    decoded = content.decoded
+    speeds = content.speeds
     if decoded:
         title = f"How it decodes with {results.drafter}"
         table, figure = trees(decoded, statistics)
@@ -104,7 +106,8 @@ def sections_of(content: Content) -> Iterator[Section]:
 
 def certificates_section(content: Content) -> Section:
     """Return the section on the certificates, with all that it shows in the paper's order."""
-    results, targets = content.results, content.targets
+    results = content.results
+    targets = content.targets
     pairs = zip(targets, content.sources, strict=True)
     compared = {target.label: comparisons(target, source) for target, source in pairs}
     items = [

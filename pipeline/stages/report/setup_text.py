@@ -130,7 +130,8 @@ def machine_lines(sources: Sequence[Source]) -> list[str]:
 
 def machine(artifact: Artifact) -> str:
     """Return when and where an artifact was made, and with which versions, as one line."""
-    record, facts = artifact.record, artifact.facts
+    record = artifact.record
+    facts = artifact.facts
     timed = machines(record)
     where: list[str | None] = [in_words(timed)]
     if not timed:
