@@ -13,7 +13,7 @@ strict, as in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -228,6 +228,23 @@ class Rule:
                 )
             accepted[beyond] = cut.accepts(dist, rank, log_prob)[beyond]
         return accepted
+
+
+def check_k(rules: Iterable[Rule], k: int, vocab_size: float = math.inf) -> None:
+    """Check, before any work, that K stored tokens suffice for all rules; all V tokens do.
+
+    Raises:
+        RuleError: an entry is not a rule; or names the rule, the K it needs and the stored K.
+    """
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise RuleError(f"{rule!r} is not a rule: make one with its class, or with build")
+        needed = min(rule.minimum_k, vocab_size)
+        if k < needed:
+            raise RuleError(
+                f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
+                f"K={k} are stored: set distributions.k to {needed} or more"
+            )
 
 
 def _named(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,9 +29,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from pipeline import ask, cli
-from pipeline.core.errors import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.core.files import file_digest, remove
 from pipeline.core.paths import ROOT
+from pipeline.core.terminal import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.settings.composition import composed
 from tests.pipeline.toy import status
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.statistics.bootstrap import Resampling
-from pipeline.core.errors import PipelineError, command
+from pipeline.core.errors import PipelineError
+from pipeline.core.terminal import command
 from pipeline.engines.answers import counted
 from pipeline.engines.runs import Run, compare, read_run, recommendation, screen, untold
 from pipeline.settings.composition import composed, files_and_overrides, settings_of

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..rule_base import UNKNOWN, Rule
-from ..rule_config import check_k
+from ..rule_base import UNKNOWN, Rule, check_k
 from ..rules import Tree
 from ..topk import Floats, TopK
 from .intervals import certify_rounded, certify_tests

@@ -15,7 +15,7 @@ import pandas as pd
 from ..acceptance.solve import Goal, solve
 from ..decoding.metrics import Decoded
 from ..decoding.verdict import UNTIMED, Advice, method_in_words
-from ..rule_config import build_range
+from ..parameter_range import build_range
 from ..rules import StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import count_calls

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from analysis.statistics.bootstrap import Resampling
     from conf.schema import Device, Execution, HeadConfig, ModelConfig
     from pipeline.core.timings import Asked
-    from pipeline.inputs.hub import Identity
 
 RECORD = "record.json"
 TIMINGS = "timings/"  # the files that depend on the clock
@@ -70,6 +69,20 @@ class Stage:
     def schema(self, name: str = "data") -> pa.Schema:
         """Return the Arrow schema of one of its files."""
         return schema(self.tables[name])
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The digest of local files, or the commit of files on the hub."""
+
+    content: str | None = None
+    hub: str | None = None  # owner/name
+    commit: str | None = None
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """What is known of it, as JSON values."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,12 @@ from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 
-from pipeline.core.errors import DamagedError, PipelineError, go_on
+from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import digest, file_digest, put, remove, slug, sync, write_json
 from pipeline.core.paths import ROOT
 from pipeline.core.secrets import without_secrets
 from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
+from pipeline.core.terminal import go_on
 from pipeline.core.timings import Asked, changed_answers, in_words, machines, processor
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content

@@ -17,10 +17,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
-from pipeline.core.errors import DamagedError, PipelineError, terminal
+from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import read_json, slug, write_json, write_whole
 from pipeline.core.stage import Artifact, Json, Task
 from pipeline.core.store import relative
+from pipeline.core.terminal import terminal
 
 POINT = "point.json"
 

@@ -78,9 +78,9 @@ def _numbered(device: object) -> object:
 
 def _own_device() -> str:
     """Return what device.name=auto is here; torch, which is slow to import, knows."""
-    from pipeline.models.devices import choose_device
+    import torch
 
-    return str(choose_device("auto"))
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def machines(record: Json) -> list[Json]:

@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.core.errors import PipelineError, first_line
-from pipeline.inputs.hub import PROMPT_FILES, PROMPT_LEVELS, hub_files, local_path, matching
+from pipeline.inputs.hub import hub_files
+from pipeline.inputs.local_files import PROMPT_FILES, PROMPT_LEVELS, local_path, matching
 
 KEY = "prompts.source"
 EXAMPLE = '{"text": "Hi"}'  # of a row

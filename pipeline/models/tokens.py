@@ -9,7 +9,9 @@ from typing import Any
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import Artifact, Task
-from pipeline.inputs.hub import HUB_ID, cached_commit, hub_files, local_path
+from pipeline.inputs.hub import hub_files
+from pipeline.inputs.hub_commits import cached_commit
+from pipeline.inputs.local_files import HUB_ID, local_path
 
 TOKENS_NAMED = 3  # differing tokens that are named
 TOKENIZER = "tokenizer.json"

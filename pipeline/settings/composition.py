@@ -78,7 +78,7 @@ def composed(words: Iterable[str]) -> DictConfig:
 
 def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint."""
-    from analysis.rule_config import nearest  # which imports numpy: only where it is needed
+    from analysis.validation import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error
     key = str(getattr(cause, "full_key", ""))
@@ -124,7 +124,7 @@ def settings_of(config: DictConfig) -> Config:
 
 def _problem(error: Mapping[str, Any], values: Any) -> str:
     """Return a problem that pydantic found in `values` as `key=value: what is allowed`."""
-    from analysis.rule_config import nearest
+    from analysis.validation import nearest
 
     place = [part for part in error["loc"] if part != "[key]"]
     texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)

@@ -16,10 +16,11 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from analysis.rule_base import CHECKED
-from analysis.rule_config import TARGET, build, check_keys, checked, product, rule_class, to_mapping
+from analysis.rule_config import TARGET, build, product, rule_class, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
+from analysis.validation import check_keys, checked
 from pipeline.core.errors import PipelineError
 from pipeline.drafters import NAMES, kind_of
 from pipeline.settings.criteria import rule_entries

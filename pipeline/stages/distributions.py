@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.rule_config import check_k
+from analysis.rule_base import check_k
 from pipeline.core import columns
 from pipeline.core.columns import STEP, TARGET, Column
 from pipeline.core.errors import PipelineError
@@ -20,7 +20,7 @@ from pipeline.core.stage import Stage, Task
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.inputs.artifact_readers import read_token_ids
-from pipeline.inputs.hub import local_file
+from pipeline.inputs.local_files import local_file
 from pipeline.models.tokens import ENGINES_IDS
 from pipeline.settings.criteria import judged_by_logs
 

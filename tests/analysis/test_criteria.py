@@ -13,7 +13,9 @@ from scipy.special import xlogy
 
 from analysis import RuleError
 from analysis.certificates.certify import certify
-from analysis.rule_config import build, build_range, check_k, expand, to_mapping
+from analysis.parameter_range import build_range
+from analysis.rule_base import check_k
+from analysis.rule_config import build, expand, to_mapping
 from analysis.rules import (
     BUILT_IN,
     AbsoluteThreshold,

@@ -11,11 +11,12 @@ import pytest
 
 from conf import schema
 from pipeline import cli
-from pipeline.core.errors import CLOSED, INTERRUPTED, TERMINATED, collect_errors
+from pipeline.core.errors import collect_errors
 from pipeline.core.paths import ROOT
+from pipeline.core.terminal import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.settings.composition import composed
 
-BEGIN = "from pipeline.core.errors import terminal\nwith terminal():\n "
+BEGIN = "from pipeline.core.terminal import terminal\nwith terminal():\n "
 GOES_ON = ": the same command goes on from here\n"
 KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 

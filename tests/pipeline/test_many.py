@@ -13,10 +13,11 @@ import torch
 
 from conf.schema import Execution
 from pipeline.core import workers as worker_module
-from pipeline.core.errors import TERMINATED, PipelineError
+from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
 from pipeline.core.shards import compute_shards
 from pipeline.core.stage import Out, Runtime, Task
+from pipeline.core.terminal import TERMINATED
 from pipeline.core.workers import allocate
 from pipeline.stages import distributions
 from tests import methods
@@ -149,7 +150,7 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     pytest.importorskip("ray")
     script = (
         "import os, threading, time\n"
-        "from pipeline.core.errors import terminal\n"
+        "from pipeline.core.terminal import terminal\n"
         "from pipeline.core.workers import connect\n"
         "with terminal():\n"
         " ray = connect()\n"

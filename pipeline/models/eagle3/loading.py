@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
-from pipeline.inputs.hub import HEAD_FILES, PICKLED, WHOLE, check_one_form, model_folder
+from pipeline.inputs.hub import model_folder
+from pipeline.inputs.integrity import WHOLE, check_one_form
+from pipeline.inputs.local_files import HEAD_FILES, PICKLED
 from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 
