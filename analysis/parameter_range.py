@@ -34,7 +34,7 @@ class ParameterRange:
 
 
 def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
-    """Return the range that a rule's class gives (`Rule.ends`); other parameters may be given.
+    """Return the `search_range` of a rule's class; its other parameters may be given.
 
     Raises:
         ValueError: the rule has no range, or as of `build`.
@@ -43,10 +43,10 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
     ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
     """
     kind, values = rule_class(mapping)
-    if not kind.ends:
+    if not kind.search_range:
         raise ValueError(f"rule {kind.name} has no range: its class gives the ends of a parameter")
-    parameter, (_, relaxed) = next(iter(kind.ends.items()))
-    strict = {name: ends[0] for name, ends in kind.ends.items()} | values
+    parameter, (_, relaxed) = next(iter(kind.search_range.items()))
+    strict = {name: ends[0] for name, ends in kind.search_range.items()} | values
     both = (strict, strict | {parameter: relaxed})
     first, last = (checked(kind, one, f"rule {kind.name}") for one in both)
     return ParameterRange(parameter, (first, last))

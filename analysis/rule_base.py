@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Counts = NDArray[np.int32]
 Columns = tuple[str, ...]
-Ends = Mapping[str, tuple[float, float]]
+Range = Mapping[str, tuple[float, float]]
 CHECKED = pydantic.ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True
 )
@@ -38,10 +38,12 @@ NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
 FLAGS = {"accepts", "undefined"}
 ASKED = FLAGS | {"cut", "accepted_count"}  # a rule's methods of a distribution
 HOME = f"{__package__}.rules"  # the module of the built-in rules
+# attributes of a class as 1.0 named them: a user's class may
+FORMER = {"shown": "title_format", "ends": "search_range", "decided_by": "columns_read"}
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class Threshold:
     """A token is accepted iff it is x0, or its rank is <= max_rank and p > offset + slope p0."""
 
     # an integer or (N,) integers; None means every rank
@@ -63,7 +65,7 @@ class Cut:
             return f"slope={self.slope!r}: give a finite number"
         return ""
 
-    def threshold(self, dist: TopK) -> Floats:
+    def theta(self, dist: TopK) -> Floats:
         """Return the (N,) probability that a token must exceed, the limit on ranks aside."""
         theta = np.asarray(self.offset + self.slope * dist.top_probability, dtype=np.float64)
         return np.broadcast_to(theta, len(dist))
@@ -74,7 +76,10 @@ class Cut:
         stored = np.take_along_axis(dist.probs, at, axis=1)[:, 0]
         p = np.where(rank <= dist.k, stored, np.exp(log_prob))
         most = dist.vocab_size if self.max_rank is None else self.max_rank
-        return np.asarray((rank == 1) | ((rank <= most) & (p > self.threshold(dist))))
+        return np.asarray((rank == 1) | ((rank <= most) & (p > self.theta(dist))))
+
+
+Cut = Threshold  # as 1.0 named it
 
 
 @dataclass_transform(frozen_default=True)
@@ -87,12 +92,12 @@ class Rule:
 
     Attributes:
         name: of a built-in rule, its key in configuration; of any other, its class.
-        shown: the printed name, a format string of the parameters; empty prints the label.
-        ends: the strict and the relaxed end of each parameter. `solve` looks for the first one,
-            with the others at their strict ends.
+        title_format: the printed name, a format string of the parameters; empty prints the label.
+        search_range: the strict and the relaxed end of each parameter. `solve` looks for the first
+            one, with the others at their strict ends.
         judges_tokens: whether each drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
-        decided_by: the columns of a distribution that the rule reads besides its `minimum_k` most
+        columns_read: the columns of a distribution that the rule reads besides its `minimum_k` most
             probable tokens. Decoding computes only these and fills the others with NaN. A rule
             that declares fewer than all must count every token that it reads in `minimum_k`.
         undefined_means: the description of the steps of `undefined`, for print.
@@ -101,31 +106,34 @@ class Rule:
     """
 
     name: ClassVar[str] = ""
-    shown: ClassVar[str] = ""
-    ends: ClassVar[Ends] = {}
+    title_format: ClassVar[str] = ""
+    search_range: ClassVar[Range] = {}
     judges_tokens: ClassVar[bool] = True
     samples: ClassVar[bool] = False
-    decided_by: ClassVar[Columns] = ("top_surprisal", "log_tail", "entropy")
+    columns_read: ClassVar[Columns] = ("top_surprisal", "log_tail", "entropy")
     undefined_means: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make a subclass a dataclass with checked fields.
 
-        One that overrides its test without declaring `decided_by` sees all columns. Whatever the
+        One that overrides its test without declaring `columns_read` sees all columns. Whatever the
         methods of a user's raise is a ValueError that names the rule.
         """
         super().__init_subclass__(**options)
         if cls.__module__ != HOME:
             for name in ASKED & vars(cls).keys():
                 setattr(cls, name, _named(vars(cls)[name]))
-        if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
-            cls.decided_by = Rule.decided_by
+        for former, name in FORMER.items():
+            if former in vars(cls):
+                setattr(cls, name, vars(cls)[former])
+        if {"cut", "accepted_count"} & vars(cls).keys() and "columns_read" not in vars(cls):
+            cls.columns_read = Rule.columns_read
         if "name" not in vars(cls):
             cls.name = cls.__name__
         pydantic.dataclasses.dataclass(frozen=True, config=CHECKED)(cls)
 
     @property
-    def own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether a user's module defines the rule; such a rule is shown in every table."""
         return type(self).__module__ != HOME
 
@@ -142,7 +150,7 @@ class Rule:
     @property
     def title(self) -> str:
         """The printed name in tables and figures, e.g. "Additive (t = 0.1)"."""
-        return self.shown.format(**self.parameters) if self.shown else self.label
+        return self.title_format.format(**self.parameters) if self.title_format else self.label
 
     @property
     def ceiling(self) -> float:
@@ -152,7 +160,7 @@ class Rule:
     def minimum_k(self) -> int:
         return 1
 
-    def cut(self, _dist: TopK, /) -> Cut | None:
+    def cut(self, _dist: TopK, /) -> Threshold | None:
         """Return the rule as a threshold, or None if it is not one."""
         return None
 
@@ -168,7 +176,7 @@ class Rule:
         """Return (N,) whether the rule's test is undefined at a step; nowhere by default."""
         return np.zeros(len(dist), dtype=np.bool_)
 
-    def acceptance_test(self, dist: TopK, /) -> Cut | Counts:
+    def acceptance_test(self, dist: TopK, /) -> Threshold | Counts:
         """Return the acceptance test: what `cut` or `accepted_count` says, checked.
 
         Raises:
@@ -177,8 +185,8 @@ class Rule:
         if type(self).accepted_count is Rule.accepted_count:
             cut = self.cut(dist)
             said = f"rule {self.label!r}: cut(dist) returned"
-            if not isinstance(cut, Cut):
-                raise RuleError(f"{said} {cut!r:.80}: give a Cut, or accepted_count(dist)")
+            if not isinstance(cut, Threshold):
+                raise RuleError(f"{said} {cut!r:.80}: give a Threshold, or accepted_count(dist)")
             if fault := cut.fault(len(dist)):
                 raise RuleError(f"{said} {fault}")
             return cut
@@ -213,11 +221,11 @@ class Rule:
             RuleError: the count is unknown, the token is not among the stored ones, and the
                 rule has no threshold for its probability.
         """
-        form = self.acceptance_test(dist) if count is None else count
-        if isinstance(form, Cut):
-            return form.accepts(dist, rank, log_prob)
-        accepted = np.asarray(rank <= np.where(form < 0, dist.k, form))
-        beyond = (form < 0) & (rank > dist.k)
+        test = self.acceptance_test(dist) if count is None else count
+        if isinstance(test, Threshold):
+            return test.accepts(dist, rank, log_prob)
+        accepted = np.asarray(rank <= np.where(test < 0, dist.k, test))
+        beyond = (test < 0) & (rank > dist.k)
         if np.any(beyond):
             cut = self.cut(dist)
             if cut is None:

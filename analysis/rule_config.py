@@ -56,7 +56,11 @@ def rule_class(mapping: Any) -> tuple[type[Rule], dict[str, Any]]:
 def to_mapping(rule: Rule) -> dict[str, Any]:
     """Return the plain configuration from which `build` makes this rule."""
     kind = type(rule)
-    name = {TARGET: f"{kind.__module__}.{kind.__qualname__}"} if rule.own else {"rule": rule.name}
+    name = (
+        {TARGET: f"{kind.__module__}.{kind.__qualname__}"}
+        if rule.is_custom
+        else {"rule": rule.name}
+    )
     return {**name, **rule.parameters}
 
 

@@ -18,7 +18,7 @@ from ..rules import Tree
 from ..topk import Floats, TopK
 from .intervals import certify_rounded, certify_tests
 from .kernel import Certificates
-from .rule_range import checked_form
+from .rule_range import checked_test
 
 __all__ = ["Certificates", "certify", "extremal_draft"]
 
@@ -59,7 +59,7 @@ def certify(
     check_k(rules, dist.k, dist.vocab_size)
     if dist.log_prob_error is not None:
         return certify_rounded(dist, rules)
-    return certify_tests(dist, [checked_form(dist, rule) for rule in rules])
+    return certify_tests(dist, [checked_test(dist, rule) for rule in rules])
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:

@@ -82,7 +82,7 @@ def compared_steps(
             "active_size": active_size,
             "p0": dist.top_probability,
             "b": np.where(stored, np.exp(b), np.nan),
-            "theta": np.nan if cut is None else cut.threshold(dist),
+            "theta": np.nan if cut is None else cut.theta(dist),
         }
     )
 
@@ -123,7 +123,7 @@ def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
     # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
     # above the threshold, whose level is b then
     theta = np.minimum(np.fmax(theta, b), p0)
-    own = [] if rule.own else _of_family(rule, p0, b, theta, eps)
+    own = [] if rule.is_custom else _of_family(rule, p0, b, theta, eps)
     form = bounds.two_token(p0, theta)
     rows: list[Row] = [
         ("lemma 4.5", "lower", bounds.two_token(p0, b), None),

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rule_base import UNKNOWN, Counts, Cut, Rule
+from ..rule_base import UNKNOWN, Counts, Rule, Threshold
 from ..rules import Tree
 from ..topk import Floats, TopK
 from .kernel import Certificates, certify_stored, mode_cost
-from .rule_range import AcceptanceRange, acceptance_range, checked_form
+from .rule_range import AcceptanceRange, acceptance_range, checked_test
 
 WIDENING = 1e-12  # relative widening of an interval, far above the error of M
 TAIL_ERROR = 1e-9  # relative error allowed in T
@@ -39,19 +39,19 @@ ENTRIES = 2**17  # probabilities processed at a time
 Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lower
 
 
-def certify_tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+def certify_tests(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests, as intervals where they are not stored."""
-    result = certify_stored(dist, forms)
+    result = certify_stored(dist, tests)
     unknown = np.isnan(result.lower)
     size = max(1, ENTRIES // dist.k)
     for r in np.flatnonzero(unknown.any(axis=0)).tolist():
-        form = forms[r]
+        test = tests[r]
         steps = np.flatnonzero(unknown[:, r])
         for start in range(0, len(steps), size):
             rows = steps[start : start + size]
             stored = TruncatedSteps(dist[rows])
-            if isinstance(form, Cut):
-                ends = _by_threshold(stored, form.threshold(dist)[rows])
+            if isinstance(test, Threshold):
+                ends = _by_threshold(stored, test.theta(dist)[rows])
             else:
                 ends = _by_count(stored, result.accepted_count[rows, r])
             result.lower[rows, r], result.upper[rows, r] = ends[:2]
@@ -178,7 +178,7 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
             or depends on more (`rule_range`).
     """
     printed = replace(dist, log_prob_error=None)
-    result = certify_tests(printed, [checked_form(printed, rule) for rule in rules])
+    result = certify_tests(printed, [checked_test(printed, rule) for rule in rules])
     low, high = dist.prob_range
     for column, rule in enumerate(rules):
         if isinstance(rule, Tree):

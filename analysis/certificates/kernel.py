@@ -24,7 +24,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rule_base import Counts, Cut
+from ..rule_base import Counts, Threshold
 from ..rules import Tree
 from ..topk import Floats, TopK
 
@@ -270,17 +270,17 @@ def _no_ranks(size: int) -> Ranks:
     return Ranks(p, log, e, np.ones(size), least, active, np.zeros(1, dtype=np.int64))
 
 
-def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+def certify_stored(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests; NaN where too few tokens are stored.
 
     Raises:
         ValueError: the ranks of a step are not sorted, or its p0 is impossible.
     """
-    shape = (len(dist), len(forms))
+    shape = (len(dist), len(tests))
     lower, upper = np.empty((2, *shape))
     active_size, accepted_count = np.empty((2, *shape), dtype=np.int32)
     out = Certificates(lower, upper, active_size, accepted_count)
-    rules = _rule_table(dist, forms)
+    rules = _rule_table(dist, tests)
     bad = certify_rows(_stored(dist), dist.top_probability, rules, _no_ranks(dist.k), out)
     if bad >= 0:
         raise ValueError(
@@ -290,20 +290,20 @@ def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certific
     return out
 
 
-def _rule_table(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> RuleTable:
+def _rule_table(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> RuleTable:
     """Return the tests of R rules at N steps."""
-    is_tree = np.array([isinstance(form, Tree) for form in forms], dtype=np.bool_)
-    theta = np.full((len(dist), len(forms)), -np.inf)
-    most = np.full((len(dist), len(forms)), dist.vocab_size, dtype=np.int64)
-    for r, form in enumerate(forms):
-        if isinstance(form, Tree):
-            most[:, r] = form.m
-        elif isinstance(form, Cut):
-            theta[:, r] = form.threshold(dist)
-            if form.max_rank is not None:
-                most[:, r] = np.minimum(form.max_rank, dist.vocab_size)
+    is_tree = np.array([isinstance(test, Tree) for test in tests], dtype=np.bool_)
+    theta = np.full((len(dist), len(tests)), -np.inf)
+    most = np.full((len(dist), len(tests)), dist.vocab_size, dtype=np.int64)
+    for r, test in enumerate(tests):
+        if isinstance(test, Tree):
+            most[:, r] = test.m
+        elif isinstance(test, Threshold):
+            theta[:, r] = test.theta(dist)
+            if test.max_rank is not None:
+                most[:, r] = np.minimum(test.max_rank, dist.vocab_size)
         else:
-            most[:, r] = form
+            most[:, r] = test
     return RuleTable(is_tree, theta, most)
 
 

@@ -68,7 +68,7 @@ IN_PARTS = {  # of statistics, in the order of the table's rows
 
 def selected(rules: Sequence[Rule]) -> list[Rule]:
     """Return the user's own rules and those of `SELECTED`, of a study's; without any, the first."""
-    some = [rule for rule in rules if rule.own] + [rule for rule in SELECTED if rule in rules]
+    some = [rule for rule in rules if rule.is_custom] + [rule for rule in SELECTED if rule in rules]
     return (some or list(rules))[: len(SELECTED)]
 
 
@@ -161,7 +161,7 @@ def depth_table(results: Results) -> Table | None:
 def rules_figure(results: Results) -> Figure:
     """Draw the certified and accepted shares of each rule with their intervals."""
     every = judged_rules(results)
-    rules = [rule for rule in every if rule in (*TABLE2, Mars(0.9)) or rule.own]
+    rules = [rule for rule in every if rule in (*TABLE2, Mars(0.9)) or rule.is_custom]
     rules = (rules if len(rules) > 1 else every)[:MOST]
 
     @style.styled

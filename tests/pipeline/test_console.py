@@ -98,7 +98,7 @@ def test_a_signal_after_the_end_and_a_second_one_end_the_process_at_once():
     twice = f"try:\n  {KILL.format(2)}\n finally:\n  {{}}\n  {KILL.format(15)}\n  print('tidied')"
     same = run(twice.format("pass"))  # as `timeout` sends it twice
     assert (same.returncode, same.stdout) == (INTERRUPTED, "tidied\n")
-    second = run(twice.format("import pipeline.core.errors as e; e.TWICE = 0"))
+    second = run(twice.format("import pipeline.core.terminal as e; e.TWICE = 0"))
     assert (second.returncode, second.stdout) == (-signal.SIGTERM, "")
 
 
