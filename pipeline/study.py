@@ -215,7 +215,7 @@ class Study:
         from pipeline.models.tokens import token_texts
 
         task, dump = self.task("distributions", target), self.artifact("distributions", target)
-        return token_texts(task, dump, range(dump.facts["vocab_size"]))
+        return token_texts(task, dump, range(dump.metadata["vocab_size"]))
 
 
 def models_named(config: schema.Config) -> dict[str, ModelConfig]:

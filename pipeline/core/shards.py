@@ -61,7 +61,7 @@ def compute_shards(
     steps: int = 1,
     unit: str = "prompt",
 ) -> list[Shard]:
-    """Compute the shards of all items but those that are finished; add the worker's facts.
+    """Compute the shards of all items but those that are finished; add the worker's metadata.
 
     `names` are the items, in the order in which they are computed; None: a worker knows them.
     `open_worker` loads what is needed, here or in another process, as `execution` of the task's
@@ -80,8 +80,10 @@ def compute_shards(
         with progress_bar(total, unit if steps == 1 else "step", task.name) as bar:
             for group, result in workers.compute(todo, bar.update):
                 shards.append(_keep(out.shards, owner, group, result))
-        out.facts |= workers.ask("facts", [shard.measured for shard in shards]) | workers.engine
-    out.facts |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
+        out.metadata |= (
+            workers.ask("metadata", [shard.measured for shard in shards]) | workers.engine
+        )
+    out.metadata |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
     place = {name: at for at, name in enumerate(names)}
     return sorted(shards, key=lambda shard: place[shard.names[0]])
 

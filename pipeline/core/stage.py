@@ -176,9 +176,14 @@ class Artifact:
         return record
 
     @property
-    def facts(self) -> Json:
+    def metadata(self) -> Json:
         """What its stage noted of the computation."""
         return dict(self.record["facts"])
+
+    @property
+    def facts(self) -> Json:
+        """The `metadata`, as 1.0 named it: notebooks read it."""
+        return self.metadata
 
     @property
     def content(self) -> str:
@@ -257,7 +262,7 @@ class Out:
     stage: Stage
     directory: Path
     shards: Path
-    facts: Json = field(default_factory=dict)
+    metadata: Json = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
     @contextmanager

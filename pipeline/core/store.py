@@ -263,7 +263,7 @@ class Store:
             "content": digest("".join(lines).encode()),
             "files": files,
             "rows": out.rows,
-            "facts": out.facts,
+            "facts": out.metadata,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "wall_seconds": round(seconds, 3),
             "argv": [without_secrets(word) for word in sys.argv],

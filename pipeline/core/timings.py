@@ -2,7 +2,7 @@
 
 The record of an artifact with timings names the machines in ``facts["machines"]``, and ``asked``
 has the keys device.name and device.threads that the command was given. An artifact of version 1.0
-has the same facts in other places.
+has the same metadata in other places.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ def _own_device() -> str:
 
 def machines(record: Json) -> list[Json]:
     """Return the machines that the timings of an artifact are of; none where it has none."""
-    facts = record["facts"]
-    if "machines" in facts:
-        return list(facts["machines"])
+    metadata = record["facts"]
+    if "machines" in metadata:
+        return list(metadata["machines"])
     if not any(name.startswith("timings/") for name in record["files"]):
         return []
-    gpu = None if facts.get("device", "cpu") == "cpu" else facts["device"]  # as 1.0 wrote it
+    gpu = None if metadata.get("device", "cpu") == "cpu" else metadata["device"]  # as 1.0 wrote it
     return [
         {
             "processor": record["processor"],
             "device": "cuda" if gpu else "cpu",
             "gpu": gpu,
-            "threads": facts.get("torch_threads"),
+            "threads": metadata.get("torch_threads"),
             "torch": record["versions"]["torch"],
             "date": record["date"],
         }

@@ -38,8 +38,8 @@ class Worker(Protocol):
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Compute the shard of some items."""
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts, from what was measured of all shards."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata, from what was measured of all shards."""
 
 
 OpenWorker = Callable[[Task, Inputs], Worker]  # of a module

@@ -140,8 +140,8 @@ def _tokenizer(task: Task, dump: Artifact) -> Path | None:
         (model,) = task.runtime.models
         path = model.settings.path
         commit = model.identity.commit
-    elif dump.facts.get("token_ids") == ENGINES_IDS:
-        path = str(dump.facts["model"])
+    elif dump.metadata.get("token_ids") == ENGINES_IDS:
+        path = str(dump.metadata["model"])
         commit = cached_commit(path, None, "model") if HUB_ID.fullmatch(path) else None
     else:
         return None

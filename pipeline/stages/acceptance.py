@@ -73,7 +73,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
     parts = [finite_share(steps, bootstrap)]
-    sampled = drafts.facts["sampled_temperature"]
+    sampled = drafts.metadata["sampled_temperature"]
     if sampled is not None:
         table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
         tv, races, harmonic = map(numbers, table.columns)
@@ -89,8 +89,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
             label = pa.repeat(judgement.rule.label, len(steps))
             own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
-    out.facts |= soundness(pair.models, steps, chosen)
-    out.facts["sampled_temperature"] = sampled
+    out.metadata |= soundness(pair.models, steps, chosen)
+    out.metadata["sampled_temperature"] = sampled
 
 
 def judge_soundly(
@@ -143,15 +143,15 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule of the criteria."""
     from analysis.statistics.trajectories import CENSORED
 
-    facts = artifact.facts
+    metadata = artifact.metadata
     target, drafter = task.inputs["drafts"].runtime.models  # as they are named today
     rows: dict[str, Json] = {
         rule.label: {
             "target": target.settings.label,
             "drafter": drafter.settings.label,
             "rule": rule.label,
-            "steps": facts["steps"],
-            "prompts": facts["prompts"],
+            "steps": metadata["steps"],
+            "prompts": metadata["prompts"],
         }
         for rule in rules_of(task.settings["rules"])
     }

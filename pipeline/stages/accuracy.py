@@ -151,8 +151,8 @@ class AccuracyWorker:
         rows = rows or {"failures": [question.row | {"reason": reason}]}
         return describe_machine(session.target.device), [nested(STAGE, rows)]
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts on the tasks and the runs."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata on the tasks and the runs."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
 

@@ -81,7 +81,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from pipeline.core.shards import compute_shards, write_tables
 
     write_tables(task, out, compute_shards(task, inputs, out, None, DecodingWorker), "prompt")
-    out.facts["failed_prompts"] = out.rows["failures"]
+    out.metadata["failed_prompts"] = out.rows["failures"]
 
 
 def first_prompts(prompts: Artifact, count: int) -> list[Prompt]:
@@ -126,8 +126,8 @@ class DecodingWorker:
         progress(1)
         return describe_machine(self._session.target.device), [nested(STAGE, tables)]
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts on the runs and the models."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata on the runs and the models."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
 

@@ -147,8 +147,8 @@ class DistributionsWorker:
         ]
         return {"seconds": seconds, "rows": int(lengths.sum())}, tables
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts on the model, the run and its throughput."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata on the model, the run and its throughput."""
         from pipeline.models.devices import describe_device, peak_memory
 
         model = self.model
@@ -190,7 +190,7 @@ def write_log(task: Task, out: Out) -> None:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         out.write(pa.table(tokens, schema=task.stage.schema("tokens")), "tokens")
-    out.facts |= {
+    out.metadata |= {
         "model": log.model or task.runtime.label,
         "log": path.name,
         "vocab_size": vocab_size,

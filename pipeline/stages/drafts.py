@@ -138,7 +138,7 @@ class DraftsWorker:
         self.target, self.drafter = load_pair(*models)
         rows = self.drafter.model.vocab_size
         self._rows = common_rows(self.target.vocab_size, rows, tokens, label)
-        self._k = min(inputs["distributions"].facts["k"], self._rows)
+        self._k = min(inputs["distributions"].metadata["k"], self._rows)
         self._temperature = task.settings["temperature"]
         of_answers = task.inputs["distributions"].settings["temperature"]
         self._sampled = of_answers if of_answers > 0 else None  # greedy answers have no such law
@@ -193,8 +193,8 @@ class DraftsWorker:
         measured = {column: values.cpu().numpy() for column, values in found.items()}
         return measured | {"token_id": np.array(answer)}
 
-    def facts(self, _: Sequence[Json]) -> Json:
-        """Return the record's facts on the pair and the run."""
+    def metadata(self, _: Sequence[Json]) -> Json:
+        """Return the record's metadata on the pair and the run."""
         from pipeline.models.devices import describe_device, peak_memory
 
         found: Json = {

@@ -97,7 +97,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
         notes.append(f"of {visited} rows read, {excluded_rows(excluded, wanted)}")
     for note in notes:
         print(f"prompts {task.label}: {note}", flush=True)
-    out.facts |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
+    out.metadata |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
     out.write_rows(rows)
 
 
@@ -110,7 +110,7 @@ def write_log_rows(task: Task, out: Out) -> None:
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}
         for key, steps in log.trajectories.items()
     ]
-    out.facts |= {"answers": log.answers, "excluded": log.excluded}
+    out.metadata |= {"answers": log.answers, "excluded": log.excluded}
     out.write_rows(rows)
 
 

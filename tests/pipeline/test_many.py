@@ -54,7 +54,7 @@ class Toy:
         measured = {"threads": torch.get_num_threads(), "process": os.getpid()}
         return measured, [pa.table({"name": [name]}) for name in names]
 
-    def facts(self, measured):
+    def metadata(self, measured):
         return {name: {one[name] for one in measured} for name in ("threads", "process")}
 
 
@@ -107,10 +107,10 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     assert [name for shard in there for name in shard.names] == PROMPTS
     assert [len(shard.names) for shard in there] == ([1] * 11 if fits == 1 else [2] * 5 + [1])
     assert not list((tmp_path / "dies").iterdir())
-    facts = out.facts
+    facts = out.metadata
     assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, {1})
     assert len(facts["process"]) >= workers  # each has the first batch that nobody had
-    assert inline.facts["engine"] == "inline"
+    assert inline.metadata["engine"] == "inline"
 
 
 @pytest.mark.thorough
@@ -142,7 +142,7 @@ def test_stages_write_the_same_bytes_with_workers(ray, tmp_path):
         there = tiny.built(replace(task, runtime=runtime), tmp_path / "there")
         inline = tiny.built(task, tmp_path / "here")
         assert there.content == inline.content
-        assert (there.facts["engine"], inline.facts["engine"]) == ("ray", "inline")
+        assert (there.metadata["engine"], inline.metadata["engine"]) == ("ray", "inline")
 
 
 @pytest.mark.thorough

@@ -131,7 +131,7 @@ class Timed(toy.Sums):
     def noise(self):
         return self.task.runtime.toy["tokens"].get(self.task.asked.threads, 0)
 
-    def facts(self, measured):
+    def metadata(self, measured):
         return {"machines": distinct(measured)}
 
 
@@ -151,7 +151,7 @@ def shown(_, inputs, out):
     times = inputs["timed"].read("timings/runs")["threads"].to_pylist()
     out.write_rows([{"count": len(times)}])
     out.write_rows([{"threads": times[0]}], "timings/runs")
-    out.facts["machines"] = machines(inputs["timed"].record)
+    out.metadata["machines"] = machines(inputs["timed"].record)
 
 
 TIMED = toy.stage(
@@ -438,7 +438,7 @@ def test_right_answers_are_shown_whatever_they_were_timed_with(tmp_path):
     [task] = study.tasks["accuracy"]
 
     def answered(_, __, out):
-        out.facts["machines"] = [machine()]
+        out.metadata["machines"] = [machine()]
 
     study.store.get(replace(task, stage=replace(task.stage, compute=answered)))
     study.config = study.config.model_copy(
@@ -464,7 +464,7 @@ def test_a_command_that_asks_for_more_threads_prints_their_times(tmp_path, capsy
         told = capsys.readouterr().out
         assert f"cpu, {threads} CPU thread" in told
         assert ("decoding local: cached" in told) == (threads in contents)
-        assert made.facts["torch_threads"] == threads
+        assert made.metadata["torch_threads"] == threads
         assert "other tokens" not in told
         contents[threads] = made.directory
     assert len(set(contents.values())) == 2

@@ -96,7 +96,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         return {name: row[value], low: row["ci_low"], high: row["ci_high"]}
 
     rows = []
-    for target in artifact.facts["targets"]:
+    for target in artifact.metadata["targets"]:
         row: Json = {"target": target, "drafter": task.settings["drafter"] or "none"}
         drafted = table("tables/acceptance", target)
         shown = {"accepted": "acceptance", "certified": "certified"}

@@ -68,7 +68,7 @@ def page_files(
         costs=list(map(first_screen.costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
         machine=machine_lines(sources),
-        soundness=[of["acceptance"].facts for of in made if "acceptance" in of],
+        soundness=[of["acceptance"].metadata for of in made if "acceptance" in of],
         relax=relax,
         bars=[item for section in sections for item in section.items if item and item.name == BARS],
         answers=[median_answer(target) for target in targets],

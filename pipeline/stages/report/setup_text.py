@@ -76,7 +76,7 @@ def setup(target: Target, source: Source) -> dict[str, str]:
     """Return the settings behind a target's numbers, in words."""
     named = {words: _value(source, key) for key, words in WORDS.items()}
     drawn = "log" not in source.tasks["prompts"].settings
-    excluded = source.artifacts["prompts"].facts["excluded"]
+    excluded = source.artifacts["prompts"].metadata["excluded"]
     rows = [f"{of['rows'] if drawn else of} {why}" for why, of in excluded.items()]
     return {
         "decoding steps": str(len(target.tokens)),
@@ -92,7 +92,7 @@ def _value(source: Source, name: str) -> Any:
     stage, *path = name.split(".")
     if stage not in source.tasks:
         return None
-    for entries in (source.artifacts[stage].facts, source.tasks[stage].settings):
+    for entries in (source.artifacts[stage].metadata, source.tasks[stage].settings):
         found: Any = entries
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -131,15 +131,17 @@ def machine_lines(sources: Sequence[Source]) -> list[str]:
 def machine(artifact: Artifact) -> str:
     """Return when and where an artifact was made, and with which versions, as one line."""
     record = artifact.record
-    facts = artifact.facts
+    metadata = artifact.metadata
     timed = machines(record)
     where: list[str | None] = [in_words(timed)]
     if not timed:
-        threads = f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None
-        device = facts.get("device") if facts.get("device") != "cpu" else None
+        threads = (
+            f"{metadata['torch_threads']} CPU thread(s)" if "torch_threads" in metadata else None
+        )
+        device = metadata.get("device") if metadata.get("device") != "cpu" else None
         torch = f"torch {record['versions']['torch']}"
         where = [record.get("date"), record.get("processor"), device, threads, torch]
-    workers = facts.get("workers", 1)
+    workers = metadata.get("workers", 1)
     parts = [
         *where,
         f"{workers} workers at once" if workers > 1 else None,
@@ -156,7 +158,7 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     for answers, source in zip(decoded, sources, strict=True):
         tokens = answers.data.groupby("run")["n_tokens"].sum()
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
-        failed = source.artifacts["decoding"].facts["failed_prompts"]
+        failed = source.artifacts["decoding"].metadata["failed_prompts"]
         lines.append(
             f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
             f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
