@@ -333,7 +333,6 @@ def _of_length(method: Method, length: int) -> Method:
 def _contradiction(method: Method) -> str:
     """Return what contradicts in a configured method; empty if nothing does."""
     rule = method.rule
-    tree = method.tree
     warm = method.temperature > 0
     if method.drafter == ALONE or method.draft_length < 1:
         return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
@@ -348,8 +347,10 @@ def _contradiction(method: Method) -> str:
         )
     if not (rule is None or rule.judges_tokens or isinstance(rule, Tree)):
         return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
-    if tree is None:
-        return ""
+    return "" if method.tree is None else _contradiction_of_tree(method, method.tree)
+
+
+def _contradiction_of_tree(method: Method, tree: DraftTree) -> str:
     if not kind_of(method.drafter).gives_logits:
         return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
     if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
