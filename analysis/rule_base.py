@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Counts = NDArray[np.int32]
 Columns = tuple[str, ...]
 Range = Mapping[str, tuple[float, float]]
-CHECKED = pydantic.ConfigDict(
+FIELDS_CHECKED = pydantic.ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True
 )
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
@@ -130,7 +130,7 @@ class Rule:
             cls.columns_read = Rule.columns_read
         if "name" not in vars(cls):
             cls.name = cls.__name__
-        pydantic.dataclasses.dataclass(frozen=True, config=CHECKED)(cls)
+        pydantic.dataclasses.dataclass(frozen=True, config=FIELDS_CHECKED)(cls)
 
     @property
     def is_custom(self) -> bool:

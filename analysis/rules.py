@@ -31,7 +31,7 @@ __all__ = [
     "Typical",
 ]  # fmt: skip
 
-PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into probabilities
+PROBABILITY_COLUMNS = ("top_surprisal",)  # the column that turns raw logits into probabilities
 LEAST = 1e-4  # the end of a range that excludes 0
 T = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(gt=0, le=1)]
@@ -56,7 +56,7 @@ class Additive(Rule):
     name: ClassVar[str] = "additive"
     title_format: ClassVar[str] = "Additive (t = {t:g})"
     search_range: ClassVar[Range] = {"t": (0.0, 1.0)}
-    columns_read: ClassVar[Columns] = PROBABILITIES
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     t: T
 
@@ -70,7 +70,7 @@ class Multiplicative(Rule):
     name: ClassVar[str] = "multiplicative"
     title_format: ClassVar[str] = "Mult. (α = {alpha:g})"
     search_range: ClassVar[Range] = {"alpha": (1.0, LEAST)}
-    columns_read: ClassVar[Columns] = PROBABILITIES
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     alpha: Alpha
 
@@ -84,7 +84,7 @@ class TopMAdditive(Rule):
     name: ClassVar[str] = "topm_additive"
     title_format: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
     search_range: ClassVar[Range] = {"t": (0.0, 1.0), "m": (10, 32)}
-    columns_read: ClassVar[Columns] = PROBABILITIES
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     m: M
     t: T
@@ -103,7 +103,7 @@ class TopMMultiplicative(Rule):
     name: ClassVar[str] = "topm_multiplicative"
     title_format: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
     search_range: ClassVar[Range] = {"alpha": (1.0, LEAST), "m": (10, 32)}
-    columns_read: ClassVar[Columns] = PROBABILITIES
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     m: M
     alpha: Alpha
@@ -122,7 +122,7 @@ class Typical(Rule):
     name: ClassVar[str] = "typical"
     title_format: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
     search_range: ClassVar[Range] = {"eps0": (1 - LEAST, LEAST), "delta0": (0.3, LEAST)}
-    columns_read: ClassVar[Columns] = (*PROBABILITIES, "entropy")
+    columns_read: ClassVar[Columns] = (*PROBABILITY_COLUMNS, "entropy")
 
     eps0: Positive
     delta0: Positive
@@ -137,7 +137,7 @@ class AbsoluteThreshold(Rule):
     name: ClassVar[str] = "absolute"
     title_format: ClassVar[str] = "Absolute (θ = {theta:g})"
     search_range: ClassVar[Range] = {"theta": (1 - LEAST, 0.0)}
-    columns_read: ClassVar[Columns] = PROBABILITIES
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     theta: Annotated[float, Field(ge=0, lt=1)]
 

@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-ENTRIES = 2**21  # logits processed at a time
-CHECKED = 2**16  # probabilities checked at a time
+LOGITS_AT_ONCE = 2**21  # logits processed at a time
+PROBABILITIES_AT_ONCE = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 TOLERANCE = 1e-9  # allowed in the sum of the masses: float64 stays far below it, float32 does not
-PRINTED = 1e-6  # error allowed in sums of printed, or of float32, probabilities
+PRINTED_ERROR = 1e-6  # error allowed in sums of printed, or of float32, probabilities
 ROUNDING = 1e-12  # of probabilities, their logarithms and sums; far above that of float64
 
 
@@ -73,7 +73,7 @@ class TopK:
         allowed = "rows of probabilities that sum to 1; logits are for TopK.from_logits"
         _refuse("p", full, full >= 0, allowed)
         total = full.sum(axis=1)
-        _refuse("sum of p", total, np.abs(total - 1.0) <= PRINTED, allowed)
+        _refuse("sum of p", total, np.abs(total - 1.0) <= PRINTED_ERROR, allowed)
         k = _stored_count(k, full.shape[1])
         order, ranked = _top(full, full.shape[1])
         with np.errstate(divide="ignore"):
@@ -107,7 +107,7 @@ class TopK:
         temperature = _above_zero(temperature)
         largest = full.max(axis=1)  # of a row with a NaN it is NaN
         _refuse("largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked")
-        rows = max(1, ENTRIES // full.shape[1])
+        rows = max(1, LOGITS_AT_ONCE // full.shape[1])
         starts = range(0, max(1, len(full)), rows)
         parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
         columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -185,11 +185,11 @@ class TopK:
         ids = np.asarray(top_ids, dtype=np.int32)
         _check_shapes(ids, values, vocab_size)
         _refuse("error", off, (off >= 0) & np.isfinite(off), "nats, at least 0")
-        _refuse("log_probs", values, values <= PRINTED, "natural logarithms of probabilities")
+        _refuse("log_probs", values, values <= PRINTED_ERROR, "natural logarithms of probabilities")
         values = np.minimum(values, 0.0)
         _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
         least = np.exp(values - off).sum(axis=1)
-        _refuse("sum of probabilities", least, least <= 1.0 + PRINTED, "at most 1")
+        _refuse("sum of probabilities", least, least <= 1.0 + PRINTED_ERROR, "at most 1")
         probs = np.exp(values)
         others = int(vocab_size) - ids.shape[1]
         with np.errstate(divide="ignore"):
@@ -368,7 +368,7 @@ def _surprise(p: Floats) -> Floats:
 
 def _stored_mass(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
     """Return the (N,) sums and the least of the stored probabilities, a few rows at a time."""
-    rows = max(1, CHECKED // dist.k)
+    rows = max(1, PROBABILITIES_AT_ONCE // dist.k)
     mass = np.empty(len(dist))
     least = np.empty(len(dist))
     for start in range(0, len(dist), rows):

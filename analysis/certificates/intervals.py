@@ -32,9 +32,9 @@ from .rule_range import AcceptanceRange, acceptance_range, checked_test
 WIDENING = 1e-12  # relative widening of an interval, far above the error of M
 TAIL_ERROR = 1e-9  # relative error allowed in T
 # the relative error of exp of a stored logarithm is about 1e-16 (1 + |logarithm|)
-ROUNDING = 16 * float(np.finfo(np.float64).eps)
+FLOAT_ERROR = 16 * float(np.finfo(np.float64).eps)
 TINY = 1e-300  # smaller masses are treated alike
-ENTRIES = 2**17  # probabilities processed at a time
+TERMS_AT_ONCE = 2**17  # probabilities processed at a time
 
 Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lower
 
@@ -43,7 +43,7 @@ def certify_tests(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Cer
     """Return the certificates of N steps under R tests, as intervals where they are not stored."""
     result = certify_stored(dist, tests)
     unknown = np.isnan(result.lower)
-    size = max(1, ENTRIES // dist.k)
+    size = max(1, TERMS_AT_ONCE // dist.k)
     for r in np.flatnonzero(unknown.any(axis=0)).tolist():
         test = tests[r]
         steps = np.flatnonzero(unknown[:, r])
@@ -78,14 +78,16 @@ class TruncatedSteps:
         self.tail = np.exp(dist.log_tail)
         self.no_tail = np.isneginf(dist.log_tail)
         if dist.logits is None:
-            self.error = np.full(len(dist), ROUNDING)
+            self.error = np.full(len(dist), FLOAT_ERROR)
             self.tokens = (dist.probs - self.p0[:, None]) / self.p0[:, None]
         else:
-            self.error = ROUNDING * (1.0 + dist.top_surprisal)
+            self.error = FLOAT_ERROR * (1.0 + dist.top_surprisal)
             raw = dist.logits.astype(np.float64)
             self.tokens = np.asarray(np.expm1((raw - raw[:, :1]) / dist.temperature))
             # a token that passed a threshold in the kernel, rounded differently, must pass it here
-            self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
+            self.p_k = self.p_k * (
+                1.0 + FLOAT_ERROR * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3))
+            )
 
     def ratio(self, b: Floats) -> Floats:
         """Return p / p0 - 1 of unseen tokens of probability b, at most that of rank K."""

@@ -17,7 +17,7 @@ from pipeline.core.errors import DamagedError, PipelineError
 
 BLANK = "0" * 64  # stands for the checksum while it is computed
 SEAL = "§sha256="  # the checksum of a binary file stands behind the last one
-LONGEST = 100  # characters of a name; a file name has at most 255 bytes
+LONGEST_NAME = 100  # characters of a name; a file name has at most 255 bytes
 # what opening a file says where something else lies: nothing, a folder, links in a circle, a FIFO
 DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENXIO}
 
@@ -44,10 +44,10 @@ def slug(label: str) -> str:
     ('SmolLM2_head_', 100, 'x-c675a2e6')
     """
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
-    if len(name) <= LONGEST:
+    if len(name) <= LONGEST_NAME:
         return name
     mark = f"-{digest(label.encode())[:8]}"
-    return name[: LONGEST - len(mark)] + mark
+    return name[: LONGEST_NAME - len(mark)] + mark
 
 
 def file_digest(path: Path) -> str:

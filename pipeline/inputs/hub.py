@@ -42,7 +42,7 @@ def hub_files(
     needed = weights or patterns  # a snapshot may hold a tokenizer alone
 
     snapshot: Any = partial(
-        snapshot_download, name, repo_type=kind, revision=commit, etag_timeout=hub_commits.SECONDS
+        snapshot_download, name, repo_type=kind, revision=commit, etag_timeout=hub_commits.TIMEOUT
     )
     broken: list[str] = []
     with suppress(LocalEntryNotFoundError):  # of the files of the repository, some are missing

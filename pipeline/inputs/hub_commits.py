@@ -16,9 +16,9 @@ from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import write_whole
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SECONDS = 8.0  # an answer of the hub is waited for
+TIMEOUT = 8.0  # an answer of the hub is waited for
 TRIES = 2  # how often it is asked
-LONGEST = 300  # s that a busy hub may ask for before the next try
+LONGEST_WAIT = 300  # s that a busy hub may ask for before the next try
 
 
 def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
@@ -80,7 +80,7 @@ def asking(name: str, key: str) -> Iterator[None]:
             raise TimeoutError(f"{asked.url.host} does not answer")
         unanswered[str(asked.url)] += 1
         steps = ("connect", "read", "write", "pool")
-        asked.extensions["timeout"] = dict.fromkeys(steps, SECONDS)
+        asked.extensions["timeout"] = dict.fromkeys(steps, TIMEOUT)
 
     def response(answer: Any) -> None:
         unanswered[str(answer.request.url)] = 0
@@ -88,7 +88,7 @@ def asking(name: str, key: str) -> Iterator[None]:
         seconds = int(after) if after.isdigit() else 0
         if (limit := parse_ratelimit_headers(answer.headers)) and not limit.remaining:
             seconds = limit.reset_in_seconds
-        if answer.status_code >= 408 and seconds > LONGEST:  # of what the client waits for
+        if answer.status_code >= 408 and seconds > LONGEST_WAIT:  # of what the client waits for
             raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
 
     hooks = get_session().event_hooks

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from analysis.rule_base import CHECKED
+from analysis.rule_base import FIELDS_CHECKED
 from analysis.rule_config import TARGET, build, product, rule_class, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
@@ -57,7 +57,7 @@ OF_TREE = ("width", "nodes")
 Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass(frozen=True, config=FIELDS_CHECKED)
 class DraftTree:
     """The shape of a method's drafts, without its draft length."""
 
@@ -130,7 +130,7 @@ def _drafter_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass(frozen=True, config=FIELDS_CHECKED)
 class Method:
     """One way to decode."""
 

@@ -197,7 +197,7 @@ def test_the_commit_of_a_branch_is_noted_in_a_file_of_its_own(hub, tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_hub_that_hangs_is_left(hub, waits, monkeypatch, part):
     """No file is asked for more than twice, a few seconds each."""
-    monkeypatch.setattr(hub_commits, "SECONDS", 0.1)
+    monkeypatch.setattr(hub_commits, "TIMEOUT", 0.1)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
     hub.faults.append((part, hang))
     refused(hub, "Timeout|does not answer")
