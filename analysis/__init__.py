@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .acceptance.judgement import Steps, judge
     from .acceptance.typical import typical_acceptance
     from .certificates.certify import certify, extremal_draft
-    from .prompts import prompt_bootstrap
+    from .statistics.prompts import prompt_bootstrap
     from .topk import TopK
 
 _HOMES = {
@@ -23,7 +23,7 @@ _HOMES = {
     "certify": ".certificates.certify",
     "extremal_draft": ".certificates.certify",
     "judge": ".acceptance.judgement",
-    "prompt_bootstrap": ".prompts",
+    "prompt_bootstrap": ".statistics.prompts",
     "typical_acceptance": ".acceptance.typical",
 }
 __all__ = [

@@ -13,7 +13,7 @@ strict, as in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -23,14 +23,15 @@ import pydantic
 from numpy.typing import NDArray
 
 from . import RuleError
+from .validation import what_is_wrong
 
 if TYPE_CHECKING:
     from .topk import Floats, TopK
 
 Counts = NDArray[np.int32]
 Columns = tuple[str, ...]
-Ends = Mapping[str, tuple[float, float]]
-CHECKED = pydantic.ConfigDict(
+Range = Mapping[str, tuple[float, float]]
+FIELDS_CHECKED = pydantic.ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True
 )
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
@@ -38,10 +39,12 @@ NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
 FLAGS = {"accepts", "undefined"}
 ASKED = FLAGS | {"cut", "accepted_count"}  # a rule's methods of a distribution
 HOME = f"{__package__}.rules"  # the module of the built-in rules
+# attributes of a class as 1.0 named them: a user's class may
+FORMER = {"shown": "title_format", "ends": "search_range", "decided_by": "columns_read"}
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class Threshold:
     """A token is accepted iff it is x0, or its rank is <= max_rank and p > offset + slope p0."""
 
     # an integer or (N,) integers; None means every rank
@@ -52,7 +55,8 @@ class Cut:
     def fault(self, steps: int) -> str:
         """Return the first invalid attribute for this number of steps as an error; "" if none."""
         ranks = np.asarray(1 if self.max_rank is None else self.max_rank)
-        offset, slope = np.asarray(self.offset), np.asarray(self.slope)
+        offset = np.asarray(self.offset)
+        slope = np.asarray(self.slope)
         shapes = ((), (steps,))
         if ranks.dtype.kind not in "iu" or ranks.shape not in shapes or np.any(ranks < 1):
             return f"max_rank={self.max_rank!r}: give None, or integers of at least 1"
@@ -62,7 +66,7 @@ class Cut:
             return f"slope={self.slope!r}: give a finite number"
         return ""
 
-    def threshold(self, dist: TopK) -> Floats:
+    def theta(self, dist: TopK) -> Floats:
         """Return the (N,) probability that a token must exceed, the limit on ranks aside."""
         theta = np.asarray(self.offset + self.slope * dist.top_probability, dtype=np.float64)
         return np.broadcast_to(theta, len(dist))
@@ -73,7 +77,10 @@ class Cut:
         stored = np.take_along_axis(dist.probs, at, axis=1)[:, 0]
         p = np.where(rank <= dist.k, stored, np.exp(log_prob))
         most = dist.vocab_size if self.max_rank is None else self.max_rank
-        return np.asarray((rank == 1) | ((rank <= most) & (p > self.threshold(dist))))
+        return np.asarray((rank == 1) | ((rank <= most) & (p > self.theta(dist))))
+
+
+Cut = Threshold  # as 1.0 named it
 
 
 @dataclass_transform(frozen_default=True)
@@ -86,12 +93,12 @@ class Rule:
 
     Attributes:
         name: of a built-in rule, its key in configuration; of any other, its class.
-        shown: the printed name, a format string of the parameters; empty prints the label.
-        ends: the strict and the relaxed end of each parameter. `solve` looks for the first one,
-            with the others at their strict ends.
+        title_format: the printed name, a format string of the parameters; empty prints the label.
+        search_range: the strict and the relaxed end of each parameter. `solve` looks for the first
+            one, with the others at their strict ends.
         judges_tokens: whether each drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
-        decided_by: the columns of a distribution that the rule reads besides its `minimum_k` most
+        columns_read: the columns of a distribution that the rule reads besides its `minimum_k` most
             probable tokens. Decoding computes only these and fills the others with NaN. A rule
             that declares fewer than all must count every token that it reads in `minimum_k`.
         undefined_means: the description of the steps of `undefined`, for print.
@@ -100,32 +107,35 @@ class Rule:
     """
 
     name: ClassVar[str] = ""
-    shown: ClassVar[str] = ""
-    ends: ClassVar[Ends] = {}
+    title_format: ClassVar[str] = ""
+    search_range: ClassVar[Range] = {}
     judges_tokens: ClassVar[bool] = True
     samples: ClassVar[bool] = False
-    decided_by: ClassVar[Columns] = ("top_surprisal", "log_tail", "entropy")
+    columns_read: ClassVar[Columns] = ("top_surprisal", "log_tail", "entropy")
     undefined_means: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make a subclass a dataclass with checked fields.
 
-        One that overrides its test without declaring `decided_by` sees all columns. Whatever the
+        One that overrides its test without declaring `columns_read` sees all columns. Whatever the
         methods of a user's raise is a ValueError that names the rule.
         """
         super().__init_subclass__(**options)
         if cls.__module__ != HOME:
             for name in ASKED & vars(cls).keys():
                 setattr(cls, name, _named(vars(cls)[name]))
-        if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
-            cls.decided_by = Rule.decided_by
+        for former, name in FORMER.items():
+            if former in vars(cls):
+                setattr(cls, name, vars(cls)[former])
+        if {"cut", "accepted_count"} & vars(cls).keys() and "columns_read" not in vars(cls):
+            cls.columns_read = Rule.columns_read
         if "name" not in vars(cls):
             cls.name = cls.__name__
-        pydantic.dataclasses.dataclass(frozen=True, config=CHECKED)(cls)
+        pydantic.dataclasses.dataclass(frozen=True, config=FIELDS_CHECKED)(cls)
         cls.__init__ = _in_one_line(cls.__init__)  # type: ignore[method-assign]
 
     @property
-    def own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether a user's module defines the rule; such a rule is shown in every table."""
         return type(self).__module__ != HOME
 
@@ -142,7 +152,7 @@ class Rule:
     @property
     def title(self) -> str:
         """The printed name in tables and figures, e.g. "Additive (t = 0.1)"."""
-        return self.shown.format(**self.parameters) if self.shown else self.label
+        return self.title_format.format(**self.parameters) if self.title_format else self.label
 
     @property
     def ceiling(self) -> float:
@@ -152,7 +162,7 @@ class Rule:
     def minimum_k(self) -> int:
         return 1
 
-    def cut(self, _dist: TopK, /) -> Cut | None:
+    def cut(self, _dist: TopK, /) -> Threshold | None:
         """Return the rule as a threshold, or None if it is not one."""
         return None
 
@@ -168,7 +178,7 @@ class Rule:
         """Return (N,) whether the rule's test is undefined at a step; nowhere by default."""
         return np.zeros(len(dist), dtype=np.bool_)
 
-    def acceptance_test(self, dist: TopK, /) -> Cut | Counts:
+    def acceptance_test(self, dist: TopK, /) -> Threshold | Counts:
         """Return the acceptance test: what `cut` or `accepted_count` says, checked.
 
         Raises:
@@ -177,12 +187,13 @@ class Rule:
         if type(self).accepted_count is Rule.accepted_count:
             cut = self.cut(dist)
             said = f"rule {self.label!r}: cut(dist) returned"
-            if not isinstance(cut, Cut):
-                raise RuleError(f"{said} {cut!r:.80}: give a Cut, or accepted_count(dist)")
+            if not isinstance(cut, Threshold):
+                raise RuleError(f"{said} {cut!r:.80}: give a Threshold, or accepted_count(dist)")
             if fault := cut.fault(len(dist)):
                 raise RuleError(f"{said} {fault}")
             return cut
-        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
+        counts = np.asarray(self.accepted_count(dist))
+        size = dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
         if right and self.judges_tokens:
             unknown = (counts == UNKNOWN) & (dist.k < size)
@@ -212,11 +223,11 @@ class Rule:
             RuleError: the count is unknown, the token is not among the stored ones, and the
                 rule has no threshold for its probability.
         """
-        form = self.acceptance_test(dist) if count is None else count
-        if isinstance(form, Cut):
-            return form.accepts(dist, rank, log_prob)
-        accepted = np.asarray(rank <= np.where(form < 0, dist.k, form))
-        beyond = (form < 0) & (rank > dist.k)
+        test = self.acceptance_test(dist) if count is None else count
+        if isinstance(test, Threshold):
+            return test.accepts(dist, rank, log_prob)
+        accepted = np.asarray(rank <= np.where(test < 0, dist.k, test))
+        beyond = (test < 0) & (rank > dist.k)
         if np.any(beyond):
             cut = self.cut(dist)
             if cut is None:
@@ -229,12 +240,30 @@ class Rule:
         return accepted
 
 
+def check_k(
+    rules: Iterable[Rule], k: int, vocab_size: float = math.inf, setting: str = "k"
+) -> None:
+    """Check, before any work, that K stored tokens suffice for all rules; all V tokens do.
+
+    Raises:
+        RuleError: names the rule, the K it needs, the stored K, and the `setting` to change.
+    """
+    for rule in rules:
+        needed = min(rule.minimum_k, vocab_size)
+        if k < needed:
+            raise RuleError(
+                f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
+                f"K={k} are stored: set {setting} to {needed} or more"
+            )
+
+
 def _named(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a user's rule whose errors name the rule, and which can't change steps."""
 
     @wraps(method)
     def named(rule: Rule, dist: TopK, *values: Any, **others: Any) -> Any:
-        name, own = method.__name__, dist[:]
+        name = method.__name__
+        own = dist[:]
         for array in vars(own).values():
             if isinstance(array, np.ndarray):
                 array.flags.writeable = False
@@ -267,28 +296,6 @@ def _in_one_line(init: Callable[..., None]) -> Callable[..., None]:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def what_is_wrong(error: pydantic.ValidationError, names: Sequence[str]) -> str:
-    """Return all that pydantic found, in one line; `names` are the parameters that there are."""
-    faults = dict.fromkeys(_fault(fault, names) for fault in error.errors())
-    return "; ".join(faults)
-
-
-def _fault(fault: Any, names: Sequence[str]) -> str:
-    said = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    if not fault["loc"]:
-        return str(said)
-    key, value = fault["loc"][0], " ".join(f"{fault['input']!r:.80}".split())
-    if fault["type"] == "missing":
-        return f"the key {key!r} is missing"
-    if fault["type"].startswith("unexpected"):
-        surplus = f"a further value, {value}," if isinstance(key, int) else f"{key}={value}"
-        allowed = f"give {', '.join(names)}" if names else "there are no parameters"
-        return f"{surplus} is not allowed: {allowed}"
-    if isinstance(key, int):  # of a value without a name
-        key = names[key]
-    return f"{key}={value} is not allowed: {said}"
 
 
 def _short(value: Any) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import RuleError
-from .rule_config import build, nearest
+from .rule_config import build
 from .rules import BUILT_IN, Rule
+from .validation import described, nearest
 
 ALLOWED = "give 'greedy', 'additive:0.3', Additive(0.3), or a list of rules"
 
@@ -50,13 +51,6 @@ def rule_from(given: Any) -> Rule:
             f"{given.__name__} is a class: give one of its rules, {given.__name__}(...)"
         )
     raise RuleError(f"{described(given)} is not a rule: {ALLOWED}")
-
-
-def described(value: Any) -> str:
-    """Return a value in one line: an array, a tensor or a frame by its type and shape."""
-    shape = tuple(getattr(value, "shape", ()))
-    text = f"{type(value).__name__} of shape {shape}" if shape else repr(value)
-    return " ".join(f"{text:.80}".split())
 
 
 def _parsed(text: str) -> Rule:

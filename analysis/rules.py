@@ -10,17 +10,28 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from . import RuleError
-from .rule_base import NO_COUNT, Columns, Counts, Cut, Ends, Rule
+from .rule_base import NO_COUNT, Columns, Counts, Cut, Range, Rule, Threshold
 
 if TYPE_CHECKING:
     from .topk import TopK
 
 __all__ = [
-    "BUILT_IN", "AbsoluteThreshold", "Additive", "Cut", "Mars", "Multiplicative", "Rule",
-    "StrictGreedy", "TopMAdditive", "TopMMultiplicative", "Tree", "Typical",
+    "BUILT_IN",
+    "AbsoluteThreshold",
+    "Additive",
+    "Cut",
+    "Mars",
+    "Multiplicative",
+    "Rule",
+    "StrictGreedy",
+    "Threshold",
+    "TopMAdditive",
+    "TopMMultiplicative",
+    "Tree",
+    "Typical",
 ]  # fmt: skip
 
-PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into probabilities
+PROBABILITY_COLUMNS = ("top_surprisal",)  # the column that turns raw logits into probabilities
 LEAST = 1e-4  # the end of a range that excludes 0
 T = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(gt=0, le=1)]
@@ -32,48 +43,48 @@ class StrictGreedy(Rule):
     """Accept x0 only (Corollary 4.7)."""
 
     name: ClassVar[str] = "greedy"
-    shown: ClassVar[str] = "Strict greedy"
+    title_format: ClassVar[str] = "Strict greedy"
     minimum_k: ClassVar[int] = 2  # x0 and the first rejected token
 
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(max_rank=1)
+    def cut(self, _dist: TopK, /) -> Threshold:
+        return Threshold(max_rank=1)
 
 
 class Additive(Rule):
     """Accept p > p0 - t (Corollary 4.10)."""
 
     name: ClassVar[str] = "additive"
-    shown: ClassVar[str] = "Additive (t = {t:g})"
-    ends: ClassVar[Ends] = {"t": (0.0, 1.0)}
-    decided_by: ClassVar[Columns] = PROBABILITIES
+    title_format: ClassVar[str] = "Additive (t = {t:g})"
+    search_range: ClassVar[Range] = {"t": (0.0, 1.0)}
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     t: T
 
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(offset=-self.t, slope=1.0)
+    def cut(self, _dist: TopK, /) -> Threshold:
+        return Threshold(offset=-self.t, slope=1.0)
 
 
 class Multiplicative(Rule):
     """Accept p > alpha p0 (Corollary 4.12)."""
 
     name: ClassVar[str] = "multiplicative"
-    shown: ClassVar[str] = "Mult. (α = {alpha:g})"
-    ends: ClassVar[Ends] = {"alpha": (1.0, LEAST)}
-    decided_by: ClassVar[Columns] = PROBABILITIES
+    title_format: ClassVar[str] = "Mult. (α = {alpha:g})"
+    search_range: ClassVar[Range] = {"alpha": (1.0, LEAST)}
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     alpha: Alpha
 
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(offset=0.0, slope=self.alpha)
+    def cut(self, _dist: TopK, /) -> Threshold:
+        return Threshold(offset=0.0, slope=self.alpha)
 
 
 class TopMAdditive(Rule):
     """Accept the top m tokens with p > p0 - t (Corollary 4.14)."""
 
     name: ClassVar[str] = "topm_additive"
-    shown: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
-    ends: ClassVar[Ends] = {"t": (0.0, 1.0), "m": (10, 32)}
-    decided_by: ClassVar[Columns] = PROBABILITIES
+    title_format: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
+    search_range: ClassVar[Range] = {"t": (0.0, 1.0), "m": (10, 32)}
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     m: M
     t: T
@@ -82,17 +93,17 @@ class TopMAdditive(Rule):
     def minimum_k(self) -> int:
         return self.m + 1  # the first rejected token included
 
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(max_rank=self.m, offset=-self.t, slope=1.0)
+    def cut(self, _dist: TopK, /) -> Threshold:
+        return Threshold(max_rank=self.m, offset=-self.t, slope=1.0)
 
 
 class TopMMultiplicative(Rule):
     """Accept the top m tokens with p > alpha p0 (Corollary 4.14)."""
 
     name: ClassVar[str] = "topm_multiplicative"
-    shown: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
-    ends: ClassVar[Ends] = {"alpha": (1.0, LEAST), "m": (10, 32)}
-    decided_by: ClassVar[Columns] = PROBABILITIES
+    title_format: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
+    search_range: ClassVar[Range] = {"alpha": (1.0, LEAST), "m": (10, 32)}
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     m: M
     alpha: Alpha
@@ -101,37 +112,37 @@ class TopMMultiplicative(Rule):
     def minimum_k(self) -> int:
         return self.m + 1  # the first rejected token included
 
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(max_rank=self.m, offset=0.0, slope=self.alpha)
+    def cut(self, _dist: TopK, /) -> Threshold:
+        return Threshold(max_rank=self.m, offset=0.0, slope=self.alpha)
 
 
 class Typical(Rule):
     """Accept p > min(eps0, delta0 exp(-H)), H the target's entropy (Corollary 4.15)."""
 
     name: ClassVar[str] = "typical"
-    shown: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
-    ends: ClassVar[Ends] = {"eps0": (1 - LEAST, LEAST), "delta0": (0.3, LEAST)}
-    decided_by: ClassVar[Columns] = (*PROBABILITIES, "entropy")
+    title_format: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
+    search_range: ClassVar[Range] = {"eps0": (1 - LEAST, LEAST), "delta0": (0.3, LEAST)}
+    columns_read: ClassVar[Columns] = (*PROBABILITY_COLUMNS, "entropy")
 
     eps0: Positive
     delta0: Positive
 
-    def cut(self, dist: TopK, /) -> Cut:
-        return Cut(offset=np.minimum(self.eps0, self.delta0 * np.exp(-dist.entropy)))
+    def cut(self, dist: TopK, /) -> Threshold:
+        return Threshold(offset=np.minimum(self.eps0, self.delta0 * np.exp(-dist.entropy)))
 
 
 class AbsoluteThreshold(Rule):
     """Accept p > theta."""
 
     name: ClassVar[str] = "absolute"
-    shown: ClassVar[str] = "Absolute (θ = {theta:g})"
-    ends: ClassVar[Ends] = {"theta": (1 - LEAST, 0.0)}
-    decided_by: ClassVar[Columns] = PROBABILITIES
+    title_format: ClassVar[str] = "Absolute (θ = {theta:g})"
+    search_range: ClassVar[Range] = {"theta": (1 - LEAST, 0.0)}
+    columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     theta: Annotated[float, Field(ge=0, lt=1)]
 
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(offset=self.theta)
+    def cut(self, _dist: TopK, /) -> Threshold:
+        return Threshold(offset=self.theta)
 
 
 class Mars(Rule):
@@ -141,10 +152,10 @@ class Mars(Rule):
     """
 
     name: ClassVar[str] = "mars"
-    shown: ClassVar[str] = "MARS (θ = {theta:g})"
-    ends: ClassVar[Ends] = {"theta": (1 - LEAST, LEAST)}
+    title_format: ClassVar[str] = "MARS (θ = {theta:g})"
+    search_range: ClassVar[Range] = {"theta": (1 - LEAST, LEAST)}
     samples: ClassVar[bool] = True
-    decided_by: ClassVar[Columns] = ()
+    columns_read: ClassVar[Columns] = ()
     minimum_k: ClassVar[int] = 3  # rank 3 is the first rejected token where rank 2 is accepted
     undefined_means: ClassVar[str] = (
         "Steps whose largest raw logit is not positive, where MARS accepts the argmax only"
@@ -175,8 +186,8 @@ class Tree(Rule):
     """Accept a level of a tree iff x0 is among the drafter's top m tokens (Theorem 5.1)."""
 
     name: ClassVar[str] = "tree"
-    shown: ClassVar[str] = "Tree (m = {m})"
-    ends: ClassVar[Ends] = {"m": (1, 32)}
+    title_format: ClassVar[str] = "Tree (m = {m})"
+    search_range: ClassVar[Range] = {"m": (1, 32)}
     judges_tokens: ClassVar[bool] = False
 
     m: M

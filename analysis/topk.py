@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-ENTRIES = 2**21  # logits processed at a time
-CHECKED = 2**16  # probabilities checked at a time
+LOGITS_AT_ONCE = 2**21  # logits processed at a time
+PROBABILITIES_AT_ONCE = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 TOLERANCE = 1e-9  # allowed in the sum of the masses: float64 stays far below it, float32 does not
-PRINTED = 1e-6  # error allowed in sums of printed, or of float32, probabilities
+PRINTED_ERROR = 1e-6  # error allowed in sums of printed, or of float32, probabilities
 ROUNDING = 1e-12  # of probabilities, their logarithms and sums; far above that of float64
 
 
@@ -73,7 +73,7 @@ class TopK:
         allowed = "rows of probabilities that sum to 1; logits are for TopK.from_logits"
         _refuse("p", full, full >= 0, allowed)
         total = full.sum(axis=1)
-        _refuse("sum of p", total, np.abs(total - 1.0) <= PRINTED, allowed)
+        _refuse("sum of p", total, np.abs(total - 1.0) <= PRINTED_ERROR, allowed)
         k = _stored_count(k, full.shape[1])
         order, ranked = _top(full, full.shape[1])
         with np.errstate(divide="ignore"):
@@ -103,10 +103,11 @@ class TopK:
         ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
         """
         full = as_rows("logits", logits)
-        k, temperature = _stored_count(k, full.shape[1]), _above_zero(temperature)
+        k = _stored_count(k, full.shape[1])
+        temperature = _above_zero(temperature)
         largest = full.max(axis=1)  # of a row with a NaN it is NaN
         _refuse("largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked")
-        rows = max(1, ENTRIES // full.shape[1])
+        rows = max(1, LOGITS_AT_ONCE // full.shape[1])
         starts = range(0, max(1, len(full)), rows)
         parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
         columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -145,7 +146,8 @@ class TopK:
         dist = cls(
             ids, logits, **columns, vocab_size=int(vocab_size), temperature=_above_zero(temperature)
         )
-        tail, (mass, least) = np.exp(dist.log_tail), _stored_mass(dist, logits)
+        tail = np.exp(dist.log_tail)
+        mass, least = _stored_mass(dist, logits)
         total = tail + mass
         allowed = f"columns with which it is 1, within {TOLERANCE:g}"
         _refuse("sum of probabilities", total, np.abs(total - 1.0) <= TOLERANCE, allowed)
@@ -183,12 +185,13 @@ class TopK:
         ids = np.asarray(top_ids, dtype=np.int32)
         _check_shapes(ids, values, vocab_size)
         _refuse("error", off, (off >= 0) & np.isfinite(off), "nats, at least 0")
-        _refuse("log_probs", values, values <= PRINTED, "natural logarithms of probabilities")
+        _refuse("log_probs", values, values <= PRINTED_ERROR, "natural logarithms of probabilities")
         values = np.minimum(values, 0.0)
         _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
         least = np.exp(values - off).sum(axis=1)
-        _refuse("sum of probabilities", least, least <= 1.0 + PRINTED, "at most 1")
-        probs, others = np.exp(values), int(vocab_size) - ids.shape[1]
+        _refuse("sum of probabilities", least, least <= 1.0 + PRINTED_ERROR, "at most 1")
+        probs = np.exp(values)
+        others = int(vocab_size) - ids.shape[1]
         with np.errstate(divide="ignore"):
             log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
         unknown = np.zeros(len(values))
@@ -238,7 +241,8 @@ class TopK:
         """The (N, K) ends exp(l -+ `log_prob_error`), made to fall along a row as p does."""
         assert self.log_prob_error is not None
         off = self.log_prob_error + ROUNDING
-        low, high = self.log_probs - off, self.log_probs + off
+        low = self.log_probs - off
+        high = self.log_probs + off
         low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
         high = np.minimum.accumulate(high, axis=1)
         return np.exp(low), np.minimum(np.exp(high), 1.0)
@@ -246,7 +250,8 @@ class TopK:
     @cached_property
     def tail_range(self) -> tuple[Floats, Floats]:
         """The (N,) least and largest mass T outside the top K: 1 - sum p, at most (V - K) p_K."""
-        others, (low, high) = self.vocab_size - self.k, self.prob_range
+        others = self.vocab_size - self.k
+        low, high = self.prob_range
         if not others:
             return np.zeros(len(self)), np.zeros(len(self))
         least, most = (1.0 - part.sum(axis=1) for part in (high, low))
@@ -261,7 +266,8 @@ class TopK:
         tail's entropy is least if every token is as probable as rank K, T log(1/p_K), and largest
         if all are equal, T log((V - K) / T). No entropy exceeds log V.
         """
-        others, (low, high) = self.vocab_size - self.k, self.prob_range
+        others = self.vocab_size - self.k
+        low, high = self.prob_range
         at_ends = np.stack([_surprise(low), _surprise(high)])
         peak = np.where((low < 1 / np.e) & (1 / np.e < high), 1 / np.e, at_ends.max(axis=0))
         least, most = self.tail_range
@@ -269,7 +275,8 @@ class TopK:
             last = np.where(least > 0, -least * np.log(high[:, -1]), 0.0)
             mass = np.minimum(most, others / np.e)
             even = np.where(mass > 0, mass * (np.log(others) - np.log(mass)), 0.0)
-        lowest, highest = at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
+        lowest = at_ends.min(axis=0).sum(axis=1) + last
+        highest = peak.sum(axis=1) + even
         highest = np.minimum(highest + ROUNDING, np.log(self.vocab_size))
         return np.maximum(lowest - ROUNDING, 0.0), highest
 
@@ -323,7 +330,8 @@ def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]
     ids: NDArray[Any] = np.broadcast_to(np.arange(values.shape[1]), values.shape)
     if k < values.shape[1]:
         least = np.partition(values, -k, axis=1)[:, -k, None]
-        above, equal = values > least, values == least
+        above = values > least
+        equal = values == least
         room = k - above.sum(axis=1, keepdims=True)
         selected = above | (equal & (np.cumsum(equal, axis=1) <= room))
         ids = np.nonzero(selected)[1].reshape(len(values), k)
@@ -360,7 +368,9 @@ def _surprise(p: Floats) -> Floats:
 
 def _stored_mass(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
     """Return the (N,) sums and the least of the stored probabilities, a few rows at a time."""
-    rows, mass, least = max(1, CHECKED // dist.k), np.empty(len(dist)), np.empty(len(dist))
+    rows = max(1, PROBABILITIES_AT_ONCE // dist.k)
+    mass = np.empty(len(dist))
+    least = np.empty(len(dist))
     for start in range(0, len(dist), rows):
         part = logits[start : start + rows]
         below = (part - part[:, :1].astype(np.float64)) / dist.temperature

@@ -33,9 +33,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from pipeline import ask, cli, verify
-from pipeline.core.errors import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.core.files import file_digest, remove
 from pipeline.core.paths import ROOT
+from pipeline.core.terminal import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.settings.composition import composed
 from tests.pipeline.toy import status
 
@@ -255,6 +255,12 @@ class Trial:
         word = self.text() if kind == "word" else None  # in the place of a word
         if command == "verify":
             return "verify", [word or str(outputs)]
+        return self.arguments(command, study, stage, word)
+
+    def arguments(
+        self, command: str, study: list[str], stage: str, word: str | None
+    ) -> tuple[str, list[str]]:
+        """Return a command and its words for a study; a hostile `word` takes the place of one."""
         if command == "ask":
             return "ask", [word or "http://server", *study]
         if command.startswith("engine"):
@@ -266,7 +272,7 @@ class Trial:
         if command == "own":
             study = [f"--config-dir={self.here}/conf", *study, "study=own", "criteria=own"]
         if command == "sweep":
-            values = chance.choices(["0.1", "0.2", "0", "nan", "''", "a", "1e999"], k=2)
+            values = self.chance.choices(["0.1", "0.2", "0", "nan", "''", "a", "1e999"], k=2)
             return "sweep", ["-m", *study, f"stage={stage}", f"criteria.t={','.join(values)}"]
         stage = {"accuracy": "accuracy", "log": "certificates"}.get(command, stage)
         return "pipeline", [*study, f"stage={word or stage}"]

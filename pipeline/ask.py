@@ -29,10 +29,11 @@ import httpx2
 from filelock import FileLock, Timeout
 
 from conf.schema import LONGEST_NAME, Ask
-from pipeline.core.errors import PipelineError, command, first_line
+from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import digest, regular, slug, write_whole
 from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
+from pipeline.core.terminal import command
 from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page

@@ -22,10 +22,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
-from pipeline.core.errors import EXPECTED, PipelineError, go_on, one_line, terminal
+from pipeline.core.errors import EXPECTED, PipelineError, one_line
 from pipeline.core.paths import CONF
 from pipeline.core.stage import Artifact, Task
 from pipeline.core.store import VERDICT, Store, relative
+from pipeline.core.terminal import go_on, terminal
 from pipeline.core.timings import timed_on
 from pipeline.settings.composition import OVERRIDE, composed, config_dirs, refuse, report_name
 
@@ -45,7 +46,7 @@ def main() -> None:
     if words == ["help"]:
         sys.argv[1:] = ["--help"]
     elif first.isidentifier():
-        from analysis.rule_config import nearest  # which imports numpy
+        from analysis.validation import nearest  # which imports numpy
 
         raise SystemExit(
             f"error: {first} is not a command{nearest(first, COMMANDS)}: give one of "

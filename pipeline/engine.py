@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.statistics.bootstrap import Resampling
-from pipeline.core.errors import PipelineError, command
+from pipeline.core.errors import PipelineError
+from pipeline.core.terminal import command
 from pipeline.engines.answers import counted
 from pipeline.engines.comparison import compare
 from pipeline.engines.recommendation import recommendation

@@ -13,9 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
-from pipeline.core.errors import PipelineError, collect_errors, command, first_line, raise_collected
+from pipeline.core.errors import PipelineError, collect_errors, first_line, raise_collected
 from pipeline.core.paths import ROOT
-from pipeline.inputs import hub
+from pipeline.core.terminal import command
+from pipeline.inputs.hub import hub_files
+from pipeline.inputs.hub_commits import cached_commit, keep_commit, newest_commit
+from pipeline.inputs.local_files import HEAD_FILES, MODEL_FILES, SMOLLM2, local_path
 from pipeline.inputs.prompt_files import KEY, source_files
 from pipeline.settings.composition import composed, settings_of
 from pipeline.study import models_named
@@ -31,13 +34,13 @@ def fetch(config: schema.Config) -> None:
         )
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
-        patterns = hub.HEAD_FILES if head else hub.MODEL_FILES
+        patterns = HEAD_FILES if head else MODEL_FILES
         with collect_errors(problems):
-            if ROOT / model.path == hub.SMOLLM2:
+            if ROOT / model.path == SMOLLM2:
                 from tools import smollm2
 
                 smollm2.make()
-            weights = partial(hub.hub_files, model.path, patterns=patterns, key=key)
+            weights = partial(hub_files, model.path, patterns=patterns, key=key)
             _fetch(key, model.path, model.revision, "model", weights)
     raise_collected(problems)
 
@@ -46,19 +49,19 @@ def _fetch(
     key: str, name: str, revision: str | None, kind: str, files: Callable[[str], Path]
 ) -> None:
     """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
-    if (local := hub.local_path(name, key)) is not None:
+    if (local := local_path(name, key)) is not None:
         print(f"{key}: {local} is here", flush=True)
         return
     note = ""
     try:
-        commit = hub.newest_commit(name, revision, kind, key)
+        commit = newest_commit(name, revision, kind, key)
     except PipelineError as error:
-        cached = hub.cached_commit(name, revision, kind)
+        cached = cached_commit(name, revision, kind)
         if cached is None:
             raise
         commit, note = cached, f" (from the cache: {first_line(error.__cause__ or error)})"
     folder = files(commit)
-    hub.keep_commit(name, revision, kind, commit)  # now that its files are there
+    keep_commit(name, revision, kind, commit)  # now that its files are there
     print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)
 
 

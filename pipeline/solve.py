@@ -15,19 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.parameter_range import build_range
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
-from analysis.rule_config import build_range
 from analysis.statistics.estimate import Estimate, interval_columns
 from pipeline.core import sweeps
-from pipeline.core.errors import command
 from pipeline.core.files import slug
 from pipeline.core.stage import Json
+from pipeline.core.terminal import command
 from pipeline.inputs.artifact_readers import read_distributions, read_steps, resampled
 from pipeline.settings.criteria import judged_by_logs, mistakes
 from pipeline.study import Study
 
 if TYPE_CHECKING:
-    from analysis.rule_config import ParameterRange
+    from analysis.parameter_range import ParameterRange
     from analysis.rules import Rule
 
 

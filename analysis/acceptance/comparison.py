@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import ENTRIES, Floats, as_rows
+from ..topk import LOGITS_AT_ONCE, Floats, as_rows
 
 
 class Compared(NamedTuple):
@@ -40,7 +40,7 @@ def logit_rows(name: str, logits: Any) -> NDArray[Any]:
 
 def compare(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
     """Compare raw logits (N, V) of a target with those of a drafter at the same steps."""
-    rows = max(1, ENTRIES // target.shape[1])
+    rows = max(1, LOGITS_AT_ONCE // target.shape[1])
     starts = range(0, max(1, len(target)), rows)
     parts = [_compare(target[at : at + rows], draft[at : at + rows], temperature) for at in starts]
     return Compared(*map(np.concatenate, zip(*parts, strict=True)))

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..prompts import prompt_bootstrap
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, PromptBootstrap
 from ..statistics.estimate import Estimate
+from ..statistics.prompts import prompt_bootstrap
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
 from .judgement import Judgement, Steps, judge, slacks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..rule_config import build_range
+from ..parameter_range import build_range
 from ..rules import Rule, StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.estimate import Estimate

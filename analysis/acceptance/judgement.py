@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..certificates.certify import certify
-from ..prompts import positions
 from ..rule_text import rules_from
 from ..rules import Rule
 from ..statistics.bootstrap import Flags
+from ..statistics.prompts import positions
 from ..statistics.trajectories import Trajectories
 from ..topk import Floats, TopK
 from .comparison import compare, logit_rows

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..certificates.certify import certify
-from ..rule_config import ParameterRange
+from ..parameter_range import ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.estimate import Estimate
@@ -92,7 +92,7 @@ def solve(
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
 
-    >>> from ..rule_config import build_range
+    >>> from ..parameter_range import build_range
     >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
     >>> searched = build_range({"rule": "additive"})
     >>> steps = Trajectories.from_positions(np.array([0, 0]))

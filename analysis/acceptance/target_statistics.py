@@ -142,6 +142,6 @@ def representative_rules(rules: Sequence[Rule]) -> list[Rule]:
 
     At most as many as `REPRESENTATIVE` has; without any of them the first of `rules`.
     """
-    own = [rule for rule in rules if rule.own]
+    own = [rule for rule in rules if rule.is_custom]
     known = [rule for rule in REPRESENTATIVE if rule in rules]
     return (own + known or list(rules))[: len(REPRESENTATIVE)]

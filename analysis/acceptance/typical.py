@@ -29,11 +29,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..certificates.certify import certify, check_top_k
-from ..rule_text import described, rules_from
+from ..rule_text import rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
 from ..topk import Floats, TopK
+from ..validation import described
 
 DRAWS = 200  # random directions a step
 DRAWS_OF_MEANS = 50  # the same for means over many steps, whose own spread is far larger

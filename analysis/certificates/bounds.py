@@ -75,7 +75,8 @@ def two_token(a: ArrayLike, b: ArrayLike) -> Floats:
     Lemma 4.5: with a = p0, no certificate whose best rejected token has probability b (value
     form), or at most b (threshold form), is below it.
     """
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    a = np.asarray(a, dtype=np.float64)
+    b = np.asarray(b, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray((a + b) * g((a - b) / (a + b)))
 
@@ -85,8 +86,10 @@ def two_token_polynomial(p0: ArrayLike, theta: ArrayLike) -> Floats:
 
     margin^2 / (2 s) + margin^4 / (12 s^3) with s = p0 + theta, margin = p0 - theta.
     """
-    p0, theta = np.asarray(p0, dtype=np.float64), np.asarray(theta, dtype=np.float64)
-    margin, s = p0 - theta, p0 + theta
+    p0 = np.asarray(p0, dtype=np.float64)
+    theta = np.asarray(theta, dtype=np.float64)
+    margin = p0 - theta
+    s = p0 + theta
     return np.asarray(margin**2 / (2 * s) + margin**4 / (12 * s**3))
 
 
@@ -113,7 +116,8 @@ def greedy_necessary_margin(eps: ArrayLike) -> Floats:
 
 def multiplicative_lower(p0: ArrayLike, alpha: ArrayLike) -> Floats:
     """Theorem 4.13: multiplicative, R >= p0 (log(2/(1+a)) + a log(2a/(1+a))) = G(p0, a p0)."""
-    p0, alpha = np.asarray(p0, dtype=np.float64), _within(alpha, 0.0, 1.0)
+    p0 = np.asarray(p0, dtype=np.float64)
+    alpha = _within(alpha, 0.0, 1.0)
     return two_token(p0, alpha * p0)
 
 
@@ -128,7 +132,8 @@ def single_upper(p0: ArrayLike, b: ArrayLike = 0.0) -> Floats:
 
     Not in the paper. It is the KL to the draft that moves half of x0's excess to the token.
     """
-    p0, b = np.asarray(p0, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    p0 = np.asarray(p0, dtype=np.float64)
+    b = np.asarray(b, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.log1p(p0 - b) - np.where(b > 0, b * np.log(p0 / b), 0.0))
 
@@ -143,9 +148,11 @@ def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:
     >>> tree_lower(0.5, [1, 2, 8]).round(6).tolist()
     [0.130812, 0.197378, 0.521396]
     """
-    gamma, m = _within(gamma, 0.0, 1.0), _within(m, 1, math.inf)
+    gamma = _within(gamma, 0.0, 1.0)
+    m = _within(m, 1, math.inf)
     c = gamma * (m + 1)
-    a, b = 1.0 - gamma, 2.0 - c
+    a = 1.0 - gamma
+    b = 2.0 - c
     root = np.sqrt(b * b + 4.0 * a * c)
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.where(b >= 0, 2.0 * c / (b + root), (root - b) / (2.0 * a))
@@ -158,7 +165,8 @@ def tree_lower_series(gamma: ArrayLike, m: ArrayLike) -> Floats:
 
     Its first term exceeds B_m for m > 5: it is asymptotic, not a bound.
     """
-    gamma, m = np.asarray(gamma, dtype=np.float64), np.asarray(m, dtype=np.float64)
+    gamma = np.asarray(gamma, dtype=np.float64)
+    m = np.asarray(m, dtype=np.float64)
     return np.asarray((m + 1) / 4 * gamma**2 + (5 - m) * (m + 1) ** 2 / 192 * gamma**4)
 
 
@@ -189,7 +197,8 @@ def _inverse(bound: Callable[[Floats], Floats], eps: Floats, low: Floats) -> Flo
     for _ in range(60):
         middle = 0.5 * (low + high)
         below = bound(middle) < eps
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
+        low = np.where(below, middle, low)
+        high = np.where(below, high, middle)
     return np.asarray(high)
 
 

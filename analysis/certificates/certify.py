@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..prompts import prompt_bootstrap
-from ..rule_base import UNKNOWN, Rule
-from ..rule_config import check_k
-from ..rule_text import described, rule_from, rules_from
+from ..rule_base import UNKNOWN, Rule, check_k
+from ..rule_text import rule_from, rules_from
 from ..rules import Tree
 from ..statistics.bootstrap import summarise
+from ..statistics.prompts import prompt_bootstrap
 from ..topk import Floats, TopK
+from ..validation import described
 from .intervals import certify_rounded, certify_tests
 from .kernel import Certificates
-from .rule_range import checked_form
+from .rule_range import checked_test
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +132,7 @@ def certify(
     if dist.log_prob_error is not None:
         found = certify_rounded(dist, chosen)
     else:
-        found = certify_tests(dist, [checked_form(dist, rule) for rule in chosen])
+        found = certify_tests(dist, [checked_test(dist, rule) for rule in chosen])
     return _named(found, [rule.label for rule in chosen], [rule.ceiling for rule in chosen])
 
 
@@ -183,7 +183,8 @@ def _named(found: Certificates, labels: list[str], ceilings: list[float]) -> Rul
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region)."""
-    size, steps = dist.vocab_size, len(dist)
+    size = dist.vocab_size
+    steps = len(dist)
     if accepted.dtype != np.bool_ or accepted.shape not in ((size,), (steps, size)):
         raise ValueError(
             f"accepted is {accepted.dtype} {accepted.shape}: give booleans by token id, "
@@ -199,6 +200,8 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
     own = first == 0
     result = certify_tests(dist, [np.where(own, 1, first)])
-    result.lower[own], result.upper[own] = 0.0, 0.0
-    result.active_size[own], result.accepted_count[own] = 1, 0
+    result.lower[own] = 0.0
+    result.upper[own] = 0.0
+    result.active_size[own] = 1
+    result.accepted_count[own] = 0
     return result

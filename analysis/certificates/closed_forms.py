@@ -82,7 +82,7 @@ def compared_steps(
             "active_size": active_size,
             "p0": dist.top_probability,
             "b": np.where(stored, np.exp(b), np.nan),
-            "theta": np.nan if cut is None else cut.threshold(dist),
+            "theta": np.nan if cut is None else cut.theta(dist),
         }
     )
 
@@ -123,7 +123,7 @@ def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
     # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
     # above the threshold, whose level is b then
     theta = np.minimum(np.fmax(theta, b), p0)
-    own = [] if rule.own else _of_family(rule, p0, b, theta, eps)
+    own = [] if rule.is_custom else _of_family(rule, p0, b, theta, eps)
     form = bounds.two_token(p0, theta)
     rows: list[Row] = [
         ("lemma 4.5", "lower", bounds.two_token(p0, b), None),
@@ -141,8 +141,10 @@ def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
 
 
 def _of_tree(m: int, p0: Floats, margin: Floats, eps: float) -> list[Row]:
-    name, lead = f"p₀ − p{m}".translate(SUBSCRIPTS), math.sqrt(4 * eps / (m + 1))
-    level, series = float(bounds.tree_inverse(eps, m)), bounds.tree_lower_series(margin, m)
+    name = f"p₀ − p{m}".translate(SUBSCRIPTS)
+    lead = math.sqrt(4 * eps / (m + 1))
+    level = float(bounds.tree_inverse(eps, m))
+    series = bounds.tree_lower_series(margin, m)
     return [
         ("theorem 5.2", "lower", bounds.tree_lower(margin, m), (name, margin, level)),
         ("theorem 5.2 series", "asymptotic", series, None),
@@ -153,10 +155,12 @@ def _of_tree(m: int, p0: Floats, margin: Floats, eps: float) -> list[Row]:
 
 
 def _of_family(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> list[Row]:
-    inverse, series = float(bounds.g_inverse(eps)), float(bounds.g_inverse_series(eps))
+    inverse = float(bounds.g_inverse(eps))
+    series = float(bounds.g_inverse_series(eps))
     match rule:
         case rules.StrictGreedy():
-            name, margin = "p₀ − p₁", p0 - b
+            name = "p₀ − p₁"
+            margin = p0 - b
             pinsker = float(bounds.pinsker_margin(eps))
             least = float(bounds.greedy_necessary_margin(eps))
             return [
@@ -184,7 +188,8 @@ def _of_family(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: floa
             ]
         case rules.TopMAdditive() | rules.TopMMultiplicative() | rules.Typical():
             name = "corollary 4.15" if isinstance(rule, rules.Typical) else "corollary 4.14"
-            form, polynomial = bounds.two_token(p0, theta), bounds.two_token_polynomial(p0, theta)
+            form = bounds.two_token(p0, theta)
+            polynomial = bounds.two_token_polynomial(p0, theta)
             return [
                 (name, "lower", form, ("G(p₀, θ)", form, eps)),
                 (f"{name} polynomial", "lower", polynomial, None),

@@ -23,33 +23,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rule_base import UNKNOWN, Counts, Cut, Rule
+from ..rule_base import UNKNOWN, Counts, Rule, Threshold
 from ..rules import Tree
 from ..topk import Floats, TopK
 from .kernel import Certificates, certify_stored, mode_cost
-from .rule_range import AcceptanceRange, acceptance_range, checked_form
+from .rule_range import AcceptanceRange, acceptance_range, checked_test
 
 WIDENING = 1e-12  # relative widening of an interval, far above the error of M
 TAIL_ERROR = 1e-9  # relative error allowed in T
 # the relative error of exp of a stored logarithm is about 1e-16 (1 + |logarithm|)
-ROUNDING = 16 * float(np.finfo(np.float64).eps)
+FLOAT_ERROR = 16 * float(np.finfo(np.float64).eps)
 TINY = 1e-300  # smaller masses are treated alike
-ENTRIES = 2**17  # probabilities processed at a time
+TERMS_AT_ONCE = 2**17  # probabilities processed at a time
 
 Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lower
 
 
-def certify_tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+def certify_tests(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests, as intervals where they are not stored."""
-    result = certify_stored(dist, forms)
-    unknown, size = np.isnan(result.lower), max(1, ENTRIES // dist.k)
+    result = certify_stored(dist, tests)
+    unknown = np.isnan(result.lower)
+    size = max(1, TERMS_AT_ONCE // dist.k)
     for r in np.flatnonzero(unknown.any(axis=0)).tolist():
-        form, steps = forms[r], np.flatnonzero(unknown[:, r])
+        test = tests[r]
+        steps = np.flatnonzero(unknown[:, r])
         for start in range(0, len(steps), size):
             rows = steps[start : start + size]
             stored = TruncatedSteps(dist[rows])
-            if isinstance(form, Cut):
-                ends = _by_threshold(stored, form.threshold(dist)[rows])
+            if isinstance(test, Threshold):
+                ends = _by_threshold(stored, test.theta(dist)[rows])
             else:
                 ends = _by_count(stored, result.accepted_count[rows, r])
             result.lower[rows, r], result.upper[rows, r] = ends[:2]
@@ -69,18 +71,23 @@ class TruncatedSteps:
     """
 
     def __init__(self, dist: TopK) -> None:
-        self.k, self.others = dist.k, dist.vocab_size - dist.k
-        self.p0, self.p_k = dist.top_probability, dist.probs[:, -1]
-        self.tail, self.no_tail = np.exp(dist.log_tail), np.isneginf(dist.log_tail)
+        self.k = dist.k
+        self.others = dist.vocab_size - dist.k
+        self.p0 = dist.top_probability
+        self.p_k = dist.probs[:, -1]
+        self.tail = np.exp(dist.log_tail)
+        self.no_tail = np.isneginf(dist.log_tail)
         if dist.logits is None:
-            self.error = np.full(len(dist), ROUNDING)
+            self.error = np.full(len(dist), FLOAT_ERROR)
             self.tokens = (dist.probs - self.p0[:, None]) / self.p0[:, None]
         else:
-            self.error = ROUNDING * (1.0 + dist.top_surprisal)
+            self.error = FLOAT_ERROR * (1.0 + dist.top_surprisal)
             raw = dist.logits.astype(np.float64)
             self.tokens = np.asarray(np.expm1((raw - raw[:, :1]) / dist.temperature))
             # a token that passed a threshold in the kernel, rounded differently, must pass it here
-            self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
+            self.p_k = self.p_k * (
+                1.0 + FLOAT_ERROR * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3))
+            )
 
     def ratio(self, b: Floats) -> Floats:
         """Return p / p0 - 1 of unseen tokens of probability b, at most that of rank K."""
@@ -95,8 +102,10 @@ def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[
 
 def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]:
     """Return the ends where all stored tokens exceed theta."""
-    n, p_k = stored.others, stored.p_k
-    least, mass = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
+    n = stored.others
+    p_k = stored.p_k
+    least = stored.tail * (1.0 - TAIL_ERROR)
+    mass = stored.tail * (1.0 + TAIL_ERROR)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fitting = np.clip(np.ceil(mass / theta) - 1.0, 0.0, n)
     most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))  # that can exceed theta
@@ -119,7 +128,8 @@ def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]
 
 def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    tail, p_k = stored.tail, stored.p_k
+    tail = stored.tail
+    p_k = stored.p_k
     more = np.maximum(0, counts - stored.k).astype(np.float64)
     high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
     least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
@@ -135,16 +145,19 @@ def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> En
     exact = (stored.tail < TINY) & (most == 0)
     if exact.any():
         cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
-        lower, upper = np.where(exact, cost, lower), np.where(exact, cost, upper)
+        lower = np.where(exact, cost, lower)
+        upper = np.where(exact, cost, upper)
     return lower, upper, active
 
 
 def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     """Return an upper bound of M of a token of at least b that `most` unseen ones may exceed."""
-    tokens, last = stored.tokens, stored.ratio(b)
+    tokens = stored.tokens
+    last = stored.ratio(b)
     value, size = mode_cost(stored.p0, tokens, last, widen=WIDENING)
     rows = np.flatnonzero(size > tokens.shape[1])  # p_K exceeds the level: others may be active
-    p0, last = stored.p0[rows], last[rows]
+    p0 = stored.p0[rows]
+    last = last[rows]
     mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - b[rows])
     unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
     rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
@@ -167,13 +180,14 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
             or depends on more (`rule_range`).
     """
     printed = replace(dist, log_prob_error=None)
-    result = certify_tests(printed, [checked_form(printed, rule) for rule in rules])
+    result = certify_tests(printed, [checked_test(printed, rule) for rule in rules])
     low, high = dist.prob_range
     for column, rule in enumerate(rules):
         if isinstance(rule, Tree):
             relaxed = _corner(printed, np.column_stack([low[:, 0], high[:, 1:]]))
             strict = _corner(printed, np.column_stack([high[:, 0], low[:, 1:]]))
-            lower, upper = certify_tests(relaxed, [rule]), certify_tests(strict, [rule])
+            lower = certify_tests(relaxed, [rule])
+            upper = certify_tests(strict, [rule])
             ends = lower.lower[:, 0], upper.upper[:, 0], lower.active_size[:, 0]
         else:
             ends = _by_rounded(dist, acceptance_range(dist, rule))
@@ -191,8 +205,11 @@ def _corner(dist: TopK, probs: Floats) -> TopK:
 
 def _by_rounded(dist: TopK, test: AcceptanceRange) -> Ends:
     """Return the ends of a rule whose test lies in this range."""
-    (low, high), tail = dist.prob_range, dist.tail_range
-    k, size, others = dist.k, dist.vocab_size, dist.vocab_size - dist.k
+    low, high = dist.prob_range
+    tail = dist.tail_range
+    k = dist.k
+    size = dist.vocab_size
+    others = dist.vocab_size - dist.k
 
     def accepted(p: Floats, theta: Floats, ranks: NDArray[np.int64]) -> NDArray[Any]:
         passed = np.logical_and.accumulate(p > theta[:, None], axis=1).sum(axis=1)

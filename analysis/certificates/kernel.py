@@ -24,7 +24,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rule_base import Counts, Cut
+from ..rule_base import Counts, Threshold
 from ..rules import Tree
 from ..topk import Floats, TopK
 
@@ -101,7 +101,10 @@ def scalar_phi(u: float) -> float:
 @compiled
 def divergence(ranks: Ranks, first: int, last: int, other: int, level: float) -> float:
     """Return KL(p || q*) of active ranks, [first, last) and `other`; `level` is c / p0 - 1."""
-    p, log, e, times = ranks.p, ranks.log, ranks.e, ranks.times
+    p = ranks.p
+    log = ranks.log
+    e = ranks.e
+    times = ranks.times
     log_level = math.log1p(level)
     value = p[other] * (log[other] - log_level)
     mass = p[other]
@@ -215,7 +218,8 @@ def certify_rows(
                 else:
                     if math.isnan(ranks.least[n]):
                         ranks.least[n], ranks.active[n] = token_certificate(ranks, n)
-                    value, active = ranks.least[n], ranks.active[n]
+                    value = ranks.least[n]
+                    active = ranks.active[n]
             out.lower[step, r] = out.upper[step, r] = value
             out.active_size[step, r] = active
             out.accepted_count[step, r] = 0 if is_tree else n  # rule_base.NO_COUNT
@@ -266,17 +270,17 @@ def _no_ranks(size: int) -> Ranks:
     return Ranks(p, log, e, np.ones(size), least, active, np.zeros(1, dtype=np.int64))
 
 
-def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+def certify_stored(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Certificates:
     """Return the certificates of N steps under R tests; NaN where too few tokens are stored.
 
     Raises:
         ValueError: the ranks of a step are not sorted, or its p0 is impossible.
     """
-    shape = (len(dist), len(forms))
+    shape = (len(dist), len(tests))
     lower, upper = np.empty((2, *shape))
     active_size, accepted_count = np.empty((2, *shape), dtype=np.int32)
     out = Certificates(lower, upper, active_size, accepted_count)
-    rules = _rule_table(dist, forms)
+    rules = _rule_table(dist, tests)
     bad = certify_rows(_stored(dist), dist.top_probability, rules, _no_ranks(dist.k), out)
     if bad >= 0:
         raise ValueError(
@@ -286,20 +290,20 @@ def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certific
     return out
 
 
-def _rule_table(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> RuleTable:
+def _rule_table(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> RuleTable:
     """Return the tests of R rules at N steps."""
-    is_tree = np.array([isinstance(form, Tree) for form in forms], dtype=np.bool_)
-    theta = np.full((len(dist), len(forms)), -np.inf)
-    most = np.full((len(dist), len(forms)), dist.vocab_size, dtype=np.int64)
-    for r, form in enumerate(forms):
-        if isinstance(form, Tree):
-            most[:, r] = form.m
-        elif isinstance(form, Cut):
-            theta[:, r] = form.threshold(dist)
-            if form.max_rank is not None:
-                most[:, r] = np.minimum(form.max_rank, dist.vocab_size)
+    is_tree = np.array([isinstance(test, Tree) for test in tests], dtype=np.bool_)
+    theta = np.full((len(dist), len(tests)), -np.inf)
+    most = np.full((len(dist), len(tests)), dist.vocab_size, dtype=np.int64)
+    for r, test in enumerate(tests):
+        if isinstance(test, Tree):
+            most[:, r] = test.m
+        elif isinstance(test, Threshold):
+            theta[:, r] = test.theta(dist)
+            if test.max_rank is not None:
+                most[:, r] = np.minimum(test.max_rank, dist.vocab_size)
         else:
-            most[:, r] = form
+            most[:, r] = test
     return RuleTable(is_tree, theta, most)
 
 
@@ -308,8 +312,11 @@ def _stored(dist: TopK) -> Stored:
     values = dist.stored_probs if dist.logits is None else dist.logits
     assert values is not None
     is_float32 = values.dtype == np.float32
-    given, none = np.ascontiguousarray(values).view(), np.empty((0, 0), np.float32)
+    given = np.ascontiguousarray(values).view()
+    none = np.empty((0, 0), np.float32)
     singles, doubles = (given, none.astype(np.float64)) if is_float32 else (none, given)
     singles.flags.writeable = doubles.flags.writeable = False
-    content = PROBABILITIES if dist.logits is None else FLOAT32 if is_float32 else FLOAT64
+    content = FLOAT32 if is_float32 else FLOAT64
+    if dist.logits is None:
+        content = PROBABILITIES
     return Stored(content, singles, doubles, 1.0 / dist.temperature, dist.vocab_size)

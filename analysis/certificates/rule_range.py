@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import RuleError
-from ..rule_base import Counts, Cut, Rule
+from ..rule_base import Counts, Rule, Threshold
 from ..rules import Tree
 from ..topk import ROUNDING, Floats, TopK
 
@@ -37,19 +37,19 @@ class AcceptanceRange(NamedTuple):
     most_ranks: NDArray[np.int64]  # V for a count that is unknown
 
 
-def checked_form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
+def checked_test(dist: TopK, rule: Rule) -> Threshold | Counts | Tree:
     """Return a rule's test, whose limit on ranks leaves a stored token to reject."""
     if isinstance(rule, Tree):
         return rule
-    form = rule.acceptance_test(dist)
-    if isinstance(form, Cut):
-        ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
+    test = rule.acceptance_test(dist)
+    if isinstance(test, Threshold):
+        ranks = 1 if test.max_rank is None else int(np.max(test.max_rank, initial=1)) + 1
         if dist.k < min(ranks, dist.vocab_size):
             raise RuleError(
                 f"rule {rule.label!r} accepts up to rank {ranks - 1}, so its minimum_k must be "
                 f"{ranks}; K={dist.k} are stored"
             )
-    return form
+    return test
 
 
 def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
@@ -65,7 +65,7 @@ def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
         for entropy in dist.entropy_range:
             steps = _steps(printed, p0, entropy, printed.probs)
             tests.append(_Test.of(steps, rule))
-            if rule.own:
+            if rule.is_custom:
                 _check_others(steps, rule, tests[-1], len(tests) - 1)
     thetas = np.array([test.offset + test.slope * p0 for test in tests for p0 in (low, high)])
     above = [test.offset + (test.slope - 1.0) * p0 for test in tests for p0 in (low, high)]
@@ -75,7 +75,7 @@ def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
         least_ranks=np.min([test.least_ranks for test in tests], axis=0),
         most_ranks=np.max([test.most_ranks for test in tests], axis=0),
     )
-    if rule.own:
+    if rule.is_custom:
         for steps in _inner_steps(dist, printed):
             _check_inner(steps, rule, found)
     x0_only = np.min(above, axis=0) >= 0.0  # theta is nowhere below p0
@@ -92,14 +92,15 @@ class _Test(NamedTuple):
 
     @classmethod
     def of(cls, steps: TopK, rule: Rule) -> _Test:
-        form, size = checked_form(steps, rule), steps.vocab_size
-        if isinstance(form, Cut):
-            limit: Any = size if form.max_rank is None else form.max_rank
+        test = checked_test(steps, rule)
+        size = steps.vocab_size
+        if isinstance(test, Threshold):
+            limit: Any = size if test.max_rank is None else test.max_rank
             ranks = np.broadcast_to(np.minimum(limit, size).astype(np.int64), len(steps))
-            offset = np.broadcast_to(np.asarray(form.offset, dtype=np.float64), len(steps))
-            return cls(offset, float(form.slope), ranks, ranks)
-        assert not isinstance(form, Tree)
-        counts = form.astype(np.int64)
+            offset = np.broadcast_to(np.asarray(test.offset, dtype=np.float64), len(steps))
+            return cls(offset, float(test.slope), ranks, ranks)
+        assert not isinstance(test, Tree)
+        counts = test.astype(np.int64)
         least, most = (np.where(counts < 0, unknown, counts) for unknown in (steps.k, size))
         return cls(np.full(len(steps), -np.inf), 0.0, least, most)
 
@@ -113,7 +114,9 @@ def _steps(printed: TopK, p0: Floats, entropy: Floats, probs: Floats, **columns:
 
 def _check_others(steps: TopK, rule: Rule, wanted: _Test, turn: int) -> None:
     """Check that a test stays what it is where all but p0 and entropy is another."""
-    k, size, p0 = steps.k, steps.vocab_size, steps.top_probability
+    k = steps.k
+    size = steps.vocab_size
+    p0 = steps.top_probability
     equal = 1 + (np.arange(len(steps)) + turn) % max(1, min(k - 1, 4))  # tokens as probable as x0
     behind = np.where(np.arange(k) <= equal[:, None], p0[:, None], 1e-3 * p0[:, None])
     others = (

@@ -68,16 +68,31 @@ def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
     return [engine(run) for run in runs.to_dict("records")]
 
 
+@dataclass(frozen=True)
+class Timed:
+    """What a clock said of a target's methods.
+
+    Attributes:
+        speeds: of `analysis.decoding.speed.speed` with `engine`, that runs the method (`engines`),
+            and `drafter_title`, how a sentence calls its drafter.
+        ratios: of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
+        predicted: of `analysis.decoding.call_costs.predictions`; a prediction decides nothing.
+        busy: signs of other work on the machine (`signs_of_load`).
+    """
+
+    speeds: pd.DataFrame
+    ratios: pd.DataFrame | None = None
+    predicted: pd.DataFrame | None = None
+    busy: Sequence[str] = ()
+
+
 def advise(
     target: str,
     drafter: str,
-    speeds: pd.DataFrame | None,
+    timed: Timed | None,
     answers: pd.DataFrame | None = None,
     tolerated_loss: float = math.nan,
-    busy: Sequence[str] = (),
     command: str = "",
-    ratios: pd.DataFrame | None = None,
-    predicted: pd.DataFrame | None = None,
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
@@ -86,20 +101,16 @@ def advise(
     Args:
         target: its printed name.
         drafter: the printed name of the study's own; empty without one.
-        speeds: of `analysis.decoding.speed.speed` with `engine`, that runs the method (`engines`),
-            and `drafter_title`, how a sentence calls its drafter; None if nothing was timed.
+        timed: what was timed; None if nothing was.
         answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
         tolerated_loss: the loss of right answers that they were compared with.
-        busy: signs of other work on the machine (`signs_of_load`).
         command: that runs the study, up to a stage's name; empty if no model can be run.
-        ratios: of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
-        predicted: of `analysis.decoding.call_costs.predictions`; a prediction decides nothing.
     """
     drafted = pd.DataFrame()
-    if speeds is not None:
-        drafted = speeds[speeds["drafter"] != "none"]
+    if timed is not None:
+        drafted = timed.speeds[timed.speeds["drafter"] != "none"]
         drafted = drafted.assign(run=drafted.index)
-    if drafted.empty:
+    if timed is None or drafted.empty:
         text = f"Not measured for {target}: nothing was decoded with a drafter and timed."
         if not drafter:
             text = f"No drafter was given for {target}: certificates only."
@@ -114,14 +125,14 @@ def advise(
     lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
     relaxed = [run for run in methods if not run["lossless"]]
     best = _best(lossless)
-    doubt = _doubt(best, prompts, busy)
+    doubt = _doubt(best, prompts, timed.busy)
     outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
     beside = ["Not decided for relaxed rules either."] if relaxed else []
     if best is not None and not doubt:
         ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
         beside = [f"Faster, but not for sure: {_unsure(run)}." for run in ahead]
         sure = best if outcome == DRAFT else None
-        compared = _Compared(target, sure, _ratios_to(sure, relaxed, ratios))
+        compared = _Compared(target, sure, _ratios_to(sure, relaxed, timed.ratios))
         beside += _relaxed(relaxed, compared, answers, tolerated_loss, command)
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
     together = ""
@@ -131,6 +142,7 @@ def advise(
     sentence = f"{verdict} ({_counted(prompts)}, {how}{together})."
     drafters = _fastest_of_drafters(lossless, drafter)
     answered = [run | {"answer": OPEN if doubt else _answer(run)} for run in drafters]
+    predicted = timed.predicted
     outlooks = [] if predicted is None else [_outlook(run, predicted) for run in drafters]
     return Advice(target, outcome, sentence, beside, answered, list(filter(None, outlooks)))
 

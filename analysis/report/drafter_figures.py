@@ -25,7 +25,7 @@ MOST = 10  # rows of a panel
 def rules_figure(results: Results) -> Figure:
     """Draw the certified and accepted shares of each rule with their intervals."""
     judged = judged_rules(results)
-    rules = [rule for rule in judged if rule in (*TABLE2, Mars(0.9)) or rule.own]
+    rules = [rule for rule in judged if rule in (*TABLE2, Mars(0.9)) or rule.is_custom]
     if len(rules) < 2:
         rules = judged
     rules = rules[:MOST]

@@ -68,7 +68,7 @@ def table2(results: Results) -> Table:
 def table3(results: Results) -> Table | None:
     """Table 3: p5 of the additive and multiplicative certificates over t and alpha."""
     rules = _of_table3(results)
-    if all(rule.own for rule in rules):
+    if all(rule.is_custom for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
     families: dict[str, str] = {}
@@ -94,7 +94,7 @@ def table3(results: Results) -> Table | None:
 def table4(results: Results) -> Table | None:
     """Table 4: p5 of the top-m + additive certificate over t and m."""
     rules = _of_table4(results)
-    if all(rule.own for rule in rules):
+    if all(rule.is_custom for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
     m = [results.rules[label].parameters["m"] for label in data["rule"]]
@@ -172,21 +172,22 @@ def _of_table2(results: Results) -> list[Rule]:
     in_paper = {type(rule) for rule in rules if rule in TABLE2}
     families = {type(rule) for rule in (TABLE2 if in_paper else rules)}
     missing = families - in_paper
-    return [rule for rule in rules if rule in TABLE2 or rule.own or type(rule) in missing]
+    return [rule for rule in rules if rule in TABLE2 or rule.is_custom or type(rule) in missing]
 
 
 def _of_table3(results: Results) -> list[Rule]:
     by_family = [
         rule for family in FAMILIES for rule in results.certified_rules if type(rule) is family
     ]
-    return by_family + [rule for rule in results.certified_rules if rule.own]
+    return by_family + [rule for rule in results.certified_rules if rule.is_custom]
 
 
 def _of_table4(results: Results) -> list[Rule]:
     return [
         rule
         for rule in results.certified_rules
-        if type(rule) is TopMAdditive or (rule.own and isinstance(rule.parameters.get("m"), int))
+        if type(rule) is TopMAdditive
+        or (rule.is_custom and isinstance(rule.parameters.get("m"), int))
     ]
 
 

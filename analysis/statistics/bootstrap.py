@@ -12,7 +12,7 @@ Plain bootstrap intervals are too narrow with few prompts, so they are widened b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..topk import Floats, TopK
+from ..validation import described
 from .estimate import Estimate
 
 Flags = NDArray[np.bool_]
@@ -90,7 +91,7 @@ class PromptBootstrap:
 
     def __init__(
         self,
-        prompt_index: Integers,
+        prompts: Any,
         resamples: int,
         confidence: float,
         seed: int,
@@ -98,10 +99,14 @@ class PromptBootstrap:
     ) -> None:
         """Draw B = `resamples` resamples; intervals have the given `confidence`.
 
-        `prompt_index` (N,) is the answer each step belongs to, 0 .. P-1, each with a step;
-        `clusters` (P,) the prompt each answer belongs to; without it each answer is its own prompt.
+        `prompts` (N,) labels the answer each step belongs to; labels are numbers, texts or other
+        hashable objects. `clusters` (P,) is the prompt each answer belongs to; without it each
+        answer is its own prompt.
+
+        Raises:
+            ValueError: there is not one label a step.
         """
-        self.prompt_index = np.asarray(prompt_index, dtype=np.intp)
+        self.prompt_index = numbered("prompts", prompts)
         self.steps = np.bincount(self.prompt_index)
         cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
         self.count = int(cluster.max()) + 1
@@ -210,6 +215,32 @@ class PromptBootstrap:
         points, draws = self.quantiles(values, [share])
         low, high = self.interval(draws)
         return Estimate(float(points[0]), float(low[0]), float(high[0]))
+
+
+def numbered(name: str, labels: Any) -> Integers:
+    """Return the (N,) number of each label, 0 .. P-1: in order in an array of numbers.
+
+    Others are numbered as they appear.
+
+    Raises:
+        ValueError: they are not one row, or one is missing.
+    """
+    import pandas as pd
+
+    if hasattr(labels, "detach"):  # a tensor of PyTorch, which is not imported here
+        labels = labels.detach().cpu().numpy()
+    counted = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
+    if counted and labels.size:
+        return np.unique(labels, return_inverse=True)[1].astype(np.intp)
+    is_row = getattr(labels, "ndim", 1) == 1 and isinstance(labels, Iterable)
+    values = pd.Series(list(labels) if is_row and not isinstance(labels, str) else [], dtype=object)
+    if values.empty:
+        raise ValueError(f"{name} is {described(labels)}: give one label a step, (N,)")
+    if values.isna().any():
+        raise ValueError(f"{name}: step {int(values.isna().argmax())} has no label")
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iuf":
+        return np.unique(labels, return_inverse=True)[1].astype(np.intp)
+    return pd.factorize(values)[0].astype(np.intp)
 
 
 def simultaneous(

@@ -16,7 +16,8 @@ from typing import Any
 from pipeline.core.errors import DamagedError, PipelineError
 
 BLANK = "0" * 64  # stands for the checksum while it is computed
-LONGEST = 100  # characters of a name; a file name has at most 255 bytes
+SEAL = "§sha256="  # the checksum of a binary file stands behind the last one
+LONGEST_NAME = 100  # characters of a name; a file name has at most 255 bytes
 # what opening a file says where something else lies: nothing, a folder, links in a circle, a FIFO
 DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENXIO}
 
@@ -43,10 +44,10 @@ def slug(label: str) -> str:
     ('SmolLM2_head_', 100, 'x-c675a2e6')
     """
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
-    if len(name) <= LONGEST:
+    if len(name) <= LONGEST_NAME:
         return name
     mark = f"-{digest(label.encode())[:8]}"
-    return name[: LONGEST - len(mark)] + mark
+    return name[: LONGEST_NAME - len(mark)] + mark
 
 
 def file_digest(path: Path) -> str:
@@ -145,23 +146,42 @@ def unreadable(artifact: Path, path: Path, error: OSError) -> PipelineError:
     return DamagedError(artifact, reason) if error.errno in DAMAGE else PipelineError(reason)
 
 
-def write_checked(path: Path, content: bytes) -> None:
-    """Write bytes behind a line with their checksum, in one piece."""
-    write_whole(path, f"{digest(content)}\n".encode(), content)
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write bytes in one piece; what follows their last `SEAL`, `BLANK`, becomes their checksum.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    at, checksum = _checksum(content)
+    end = at + len(BLANK)
+    if content[at:end] != BLANK.encode():
+        raise ValueError(f"{path}: no place for the checksum")
+    write_whole(path, content[:at], checksum, content[end:])
 
 
-def read_checked(path: Path) -> bytes | None:
-    """Return what `write_checked` wrote; None where that is not what lies there.
+def read_sealed(path: Path) -> bytes | None:
+    """Return what `write_sealed` wrote; None where that is not what lies there.
 
     Raises:
         OSError: the file can't be read.
     """
     try:
         regular(path)
-        written = path.read_bytes()
+        content = path.read_bytes()
+        at, checksum = _checksum(content)
     except OSError as error:
         if error.errno in DAMAGE:
             return None
         raise
-    checksum, _, content = written.partition(b"\n")
-    return content if checksum == digest(content).encode() else None
+    except ValueError:
+        return None
+    return content if content[at : at + len(BLANK)] == checksum else None
+
+
+def _checksum(content: bytes) -> tuple[int, bytes]:
+    """Return where the checksum of some bytes stands, and what it is; ValueError without SEAL."""
+    seal = SEAL.encode()
+    at = content.rindex(seal) + len(seal)
+    summed = hashlib.sha256(memoryview(content)[:at])
+    summed.update(memoryview(content)[at + len(BLANK) :])
+    return at, summed.hexdigest().encode()

@@ -1,8 +1,9 @@
 """Long computations in shards: batches of items, each kept as soon as it is finished.
 
-A shard names its owner (the artifact by its key, the content of its inputs, and the timings that
-are asked for) and its items. So it is taken only where it would come out the same, whatever the
-batch size and whatever directory it lies in.
+A shard is a Parquet file with a row group for each item. Its metadata name its items, what was
+measured, and its owner: the artifact by its key, the content of its inputs, and the timings that
+are asked for. So it is taken only where it would come out the same, whatever the batch size and
+whatever directory it lies in.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pipeline.core.columns import Tables
-from pipeline.core.errors import PipelineError
-from pipeline.core.files import digest, read_checked, remove, write_checked
-from pipeline.core.stage import Inputs, Json, Out, Task
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.files import BLANK, SEAL, digest, read_sealed, remove, write_sealed
+from pipeline.core.stage import Inputs, Json, Out, Stage, Task
 from pipeline.core.workers import InlineExecutor, OpenWorker, Result, ray_workers
 
 MINUTE = 60.0  # seconds between two lines of progress in a log
+HEADER = ("owner", "names", "measured")  # in a shard's metadata
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"
 JOINED = 64  # prompts in a row group of an artifact
 
@@ -36,9 +38,17 @@ class Shard(NamedTuple):
     measured: Json
     path: Path
 
-    def content(self) -> bytes:
-        """Read what was computed."""
-        return self.path.read_bytes().split(b"\n", 2)[2]
+    @contextmanager
+    def open(self) -> Iterator[pq.ParquetFile]:
+        """Yield its file; PipelineError where it was damaged after it was found."""
+        try:
+            with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
+                yield file
+        except (OSError, pa.ArrowException) as error:
+            raise PipelineError(
+                f"{self.path} was damaged meanwhile ({first_line(error)}): the same command "
+                "computes it again"
+            ) from error
 
 
 def compute_shards(
@@ -51,7 +61,7 @@ def compute_shards(
     steps: int = 1,
     unit: str = "prompt",
 ) -> list[Shard]:
-    """Compute the shards of all items but those that are finished; add the worker's facts.
+    """Compute the shards of all items but those that are finished; add the worker's metadata.
 
     `names` are the items, in the order in which they are computed; None: a worker knows them.
     `open_worker` loads what is needed, here or in another process, as `execution` of the task's
@@ -70,8 +80,10 @@ def compute_shards(
         with progress_bar(total, unit if steps == 1 else "step", task.name) as bar:
             for group, result in workers.compute(todo, bar.update):
                 shards.append(_keep(out.shards, owner, group, result))
-        out.facts |= workers.ask("facts", [shard.measured for shard in shards]) | workers.engine
-    out.facts |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
+        out.metadata |= (
+            workers.ask("metadata", [shard.measured for shard in shards]) | workers.engine
+        )
+    out.metadata |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
     place = {name: at for at, name in enumerate(names)}
     return sorted(shards, key=lambda shard: place[shard.names[0]])
 
@@ -93,14 +105,15 @@ def owner_of(task: Task, inputs: Inputs) -> Json:
 def _finished(folder: Path, owner: Json | None = None) -> Iterator[Shard]:
     """Yield the finished shards; remove damaged ones and, where `owner` is given, another's."""
     for path in sorted(folder.iterdir()):
-        content = read_checked(path) if path.suffix == ".shard" else None
+        content = read_sealed(path) if path.suffix == ".shard" else None
         if content is None:
             if path.suffix == ".shard":
                 print(f"damaged: {path}: computed again", flush=True)
             remove(path)
             continue
-        header = json.loads(content.partition(b"\n")[0])
-        if owner is not None and header.get("owner") != owner:
+        metadata = pq.read_metadata(pa.BufferReader(content)).metadata
+        header = {key: json.loads(metadata.get(key.encode(), b"null")) for key in HEADER}
+        if owner is not None and header["owner"] != owner:
             print(f"{path}: of another artifact, computed again", flush=True)
             path.unlink()
             continue
@@ -108,10 +121,21 @@ def _finished(folder: Path, owner: Json | None = None) -> Iterator[Shard]:
 
 
 def _keep(folder: Path, owner: Json, names: Sequence[str], result: Result) -> Shard:
-    measured, content = result
+    measured, tables = result
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, tables[0].schema, compression="none", use_dictionary=False, write_statistics=False,
+        write_page_checksum=True,
+    ) as writer:  # fmt: skip
+        for table in tables:
+            writer.write_table(table)
+        header = {"owner": owner, "names": list(names), "measured": measured}
+        metadata = {key: json.dumps(header[key]) for key in HEADER}  # in ASCII: without a SEAL
+        # of the whole file: those of the pages cover neither metadata nor page headers
+        metadata["checksum"] = SEAL + BLANK
+        writer.add_key_value_metadata(metadata)
     path = folder / f"{digest(json.dumps(list(names)).encode())[:16]}.shard"
-    header = json.dumps({"owner": owner, "names": list(names), "measured": measured})
-    write_checked(path, f"{header}\n".encode() + content)
+    write_sealed(path, sink.getvalue().to_pybytes())
     return Shard(list(names), measured, path)
 
 
@@ -134,44 +158,41 @@ def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
     )  # fmt: skip
 
 
-def tables_bytes(tables: Iterator[pa.Table], schema: pa.Schema) -> bytes:
-    """Return tables as a Parquet file in memory, a row group each."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink, schema, compression="none", use_dictionary=False, write_statistics=False
-    ) as writer:
-        for table in tables:
-            writer.write_table(table)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
 def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
-    """Write data.parquet from shards of `tables_bytes`, in the order of the items."""
+    """Write data.parquet from shards with its columns, in the order of the items."""
     places = {
         name: (at, row) for at, shard in enumerate(shards) for row, name in enumerate(shard.names)
     }
-
-    def opened(at: int) -> pq.ParquetFile:
-        return pq.ParquetFile(pa.BufferReader(shards[at].content()))
-
-    with out.writer("data", opened(0).schema_arrow) as writer:
+    with shards[0].open() as first:
+        schema = first.schema_arrow
+    with out.writer("data", schema) as writer:
         for start in range(0, len(order), JOINED):
             wanted = [places[name] for name in order[start : start + JOINED]]
-            files = {at: opened(at) for at in {at for at, _ in wanted}}
-            tables = [files[at].read_row_group(row) for at, row in wanted]
+            with ExitStack() as opened:
+                files = {at: opened.enter_context(shards[at].open()) for at, _ in wanted}
+                tables = [files[at].read_row_group(row) for at, row in wanted]
             writer.write_table(pa.concat_tables(tables))
 
 
-def write_tables(task: Task, out: Out, shards: Sequence[Tables], unit: str) -> None:
-    """Write the tables of an artifact from the rows of its shards, in order; report failures.
+def nested(stage: Stage, tables: Tables) -> pa.Table:
+    """Return the rows of an item in several tables as one row, with a list of rows a table."""
+    types = {name: pa.list_(pa.struct(list(stage.schema(name)))) for name in stage.tables}
+    return pa.Table.from_pylist([tables], pa.schema(list(types.items())))
 
-    A shard that failed has a row with its reason in failures; if all have, that is an error. `unit`
-    says what a shard is of, in the singular.
+
+def write_tables(task: Task, out: Out, shards: Sequence[Shard], unit: str) -> None:
+    """Write the tables of an artifact from shards of `nested`, in order; report failures.
+
+    An item that failed has a row with its reason in failures; if all have, that is an error. `unit`
+    says what an item is, in the singular.
     """
+    failed = list[str]()
     for name in task.stage.tables:
-        out.write_rows([row for shard in shards for row in shard.get(name, [])], name)
-    failed = [shard["failures"][0]["reason"] for shard in shards if "failures" in shard]
+        lists = [column for shard in shards for column in _column(shard, name)]
+        rows = pa.Table.from_struct_array(pa.concat_arrays([one.flatten() for one in lists]))
+        out.write(rows, name)
+        if name == "failures":
+            failed = rows["reason"].to_pylist()
     if not failed:
         return
     if len(failed) == len(shards):
@@ -181,3 +202,9 @@ def write_tables(task: Task, out: Out, shards: Sequence[Tables], unit: str) -> N
         f"{failed[0]} (failures.parquet names them)",
         flush=True,
     )
+
+
+def _column(shard: Shard, name: str) -> list[pa.ListArray]:
+    with shard.open() as file:
+        chunks: list[pa.ListArray] = file.read([name])[name].chunks
+    return chunks

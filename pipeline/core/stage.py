@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from analysis.statistics.bootstrap import Resampling
     from conf.schema import Device, Execution, HeadConfig, ModelConfig
     from pipeline.core.timings import Asked
-    from pipeline.inputs.hub import Identity
 
 RECORD = "record.json"
 TIMINGS = "timings/"  # the files that depend on the clock
@@ -70,6 +69,20 @@ class Stage:
     def schema(self, name: str = "data") -> pa.Schema:
         """Return the Arrow schema of one of its files."""
         return schema(self.tables[name])
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The digest of local files, or the commit of files on the hub."""
+
+    content: str | None = None
+    hub: str | None = None  # owner/name
+    commit: str | None = None
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """What is known of it, as JSON values."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -163,9 +176,14 @@ class Artifact:
         return record
 
     @property
-    def facts(self) -> Json:
+    def metadata(self) -> Json:
         """What its stage noted of the computation."""
         return dict(self.record["facts"])
+
+    @property
+    def facts(self) -> Json:
+        """The `metadata`, as 1.0 named it: notebooks read it."""
+        return self.metadata
 
     @property
     def content(self) -> str:
@@ -244,7 +262,7 @@ class Out:
     stage: Stage
     directory: Path
     shards: Path
-    facts: Json = field(default_factory=dict)
+    metadata: Json = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
     @contextmanager

@@ -27,11 +27,12 @@ from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 
-from pipeline.core.errors import DamagedError, PipelineError, go_on
+from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import digest, file_digest, put, remove, slug, sync, write_json
 from pipeline.core.paths import ROOT
 from pipeline.core.secrets import without_secrets
 from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
+from pipeline.core.terminal import go_on
 from pipeline.core.timings import Asked, changed_answers, in_words, machines, processor
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
@@ -101,7 +102,8 @@ class Store:
         artifact = self.find(task)
         if artifact is None:
             return False
-        contents, timings = artifact.record["inputs"], artifact.record.get("input_timings", {})
+        contents = artifact.record["inputs"]
+        timings = artifact.record.get("input_timings", {})
         for name, above in task.inputs.items():
             latest = self.find(above)
             if latest is None:
@@ -261,7 +263,7 @@ class Store:
             "content": digest("".join(lines).encode()),
             "files": files,
             "rows": out.rows,
-            "facts": out.facts,
+            "facts": out.metadata,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "wall_seconds": round(seconds, 3),
             "argv": [without_secrets(word) for word in sys.argv],
@@ -278,7 +280,8 @@ class Store:
 
     def _place(self, task: Task) -> Path:
         """Return where an artifact goes: beside those of the same task with other timings."""
-        folder, label = self.root / task.stage.name, slug(task.label)
+        folder = self.root / task.stage.name
+        label = slug(task.label)
         names = chain([label], (f"{label}.{number}" for number in count(2)))
         places = (folder / f"{name}-{task.key[:12]}" for name in names)
         return next(place for place in places if not os.path.lexists(place))

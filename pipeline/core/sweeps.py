@@ -18,10 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.report.text import UNDEFINED, at_least, few_notes
 from analysis.statistics.estimate import censored_column, interval_columns
-from pipeline.core.errors import DamagedError, PipelineError, terminal
+from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import read_json, slug, write_json, write_whole
 from pipeline.core.stage import Artifact, Json, Task
 from pipeline.core.store import relative
+from pipeline.core.terminal import terminal
 
 POINT = "point.json"
 
@@ -177,7 +178,8 @@ def collect(directory: Path) -> int:
     varied = [key for key in keys if len({job.get(key, "") for job in jobs if job}) > 1]
     failed = [at for at, point in enumerate(points) if "failed" in point]
     for at in failed:
-        job, reason = jobs[at], points[at]["failed"]
+        job = jobs[at]
+        reason = points[at]["failed"]
         where = ", ".join(f"{key}={job.get(key, '')}" for key in varied if job)
         print(f"failed: {where}: {reason}" if where else f"failed: {reason}")
     swept = varied or keys[-1:]
@@ -227,7 +229,8 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
     from analysis.report.table import csv_text
 
     print_table(rows)
-    table, files = pd.DataFrame(rows), ".csv, .parquet"
+    table = pd.DataFrame(rows)
+    files = ".csv, .parquet"
     write_whole(directory / f"{name}.csv", csv_text(table, digits=None).encode())
     write_whole(directory / f"{name}.parquet", table.to_parquet(index=False))
     figure = sweep_figure(table, swept)

@@ -2,7 +2,7 @@
 
 The record of an artifact with timings names the machines in ``facts["machines"]``, and ``asked``
 has the keys device.name and device.threads that the command was given. An artifact of version 1.0
-has the same facts in other places.
+has the same metadata in other places.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Asked:
         here); those of this one have to be of what it has. The timings of this processor suit
         better, and so do those that were asked for in the same way.
         """
-        measured, before = machines(record), record.get("asked") or dict.fromkeys(WHERE)
+        measured = machines(record)
+        before = record.get("asked") or dict.fromkeys(WHERE)
         here = of_this_machine(measured)
         if self.here and not here:
             return 0
@@ -77,25 +78,25 @@ def _numbered(device: object) -> object:
 
 def _own_device() -> str:
     """Return what device.name=auto is here; torch, which is slow to import, knows."""
-    from pipeline.models.devices import choose_device
+    import torch
 
-    return str(choose_device("auto"))
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def machines(record: Json) -> list[Json]:
     """Return the machines that the timings of an artifact are of; none where it has none."""
-    facts = record["facts"]
-    if "machines" in facts:
-        return list(facts["machines"])
+    metadata = record["facts"]
+    if "machines" in metadata:
+        return list(metadata["machines"])
     if not any(name.startswith("timings/") for name in record["files"]):
         return []
-    gpu = None if facts.get("device", "cpu") == "cpu" else facts["device"]  # as 1.0 wrote it
+    gpu = None if metadata.get("device", "cpu") == "cpu" else metadata["device"]  # as 1.0 wrote it
     return [
         {
             "processor": record["processor"],
             "device": "cuda" if gpu else "cpu",
             "gpu": gpu,
-            "threads": facts.get("torch_threads"),
+            "threads": metadata.get("torch_threads"),
             "torch": record["versions"]["torch"],
             "date": record["date"],
         }

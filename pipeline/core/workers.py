@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import Inputs, Json, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
@@ -22,7 +25,7 @@ OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
 )
 DEATHS = 3  # of workers over one batch
 
-Result = tuple[Json, bytes]  # of a shard: what was measured, and its content
+Result = tuple[Json, "Sequence[pa.Table]"]  # of a shard: what was measured; a table an item
 Progress = Callable[[int], object]  # told the steps that were done since
 
 
@@ -35,8 +38,8 @@ class Worker(Protocol):
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Compute the shard of some items."""
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts, from what was measured of all shards."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata, from what was measured of all shards."""
 
 
 OpenWorker = Callable[[Task, Inputs], Worker]  # of a module
@@ -51,7 +54,9 @@ class InlineExecutor:
     def __init__(
         self, task: Task, inputs: Inputs, open_worker: OpenWorker, directory: Path
     ) -> None:
-        self._task, self._inputs, self._open = task, inputs, open_worker
+        self._task = task
+        self._inputs = inputs
+        self._open = open_worker
         self._directory = directory
 
     @cached_property
@@ -122,7 +127,8 @@ class RayExecutor:
     """The workers of one task, each the `InlineExecutor` of another process."""
 
     def __init__(self, ray: Any, hosts: list[Any]) -> None:
-        self._ray, self._hosts = ray, hosts
+        self._ray = ray
+        self._hosts = hosts
         self.engine = {"engine": "ray", "workers": len(hosts)}
 
     def ask(self, method: str, *given: object) -> Any:
@@ -168,7 +174,8 @@ def connect() -> Any:
     except ModuleNotFoundError:
         raise PipelineError('execution.engine=ray needs Ray: pip install -e ".[ray]"') from None
     if not ray.is_initialized():
-        address, ours = os.environ.get("RAY_ADDRESS") or "local", signal.getsignal(signal.SIGTERM)
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        ours = signal.getsignal(signal.SIGTERM)
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, ours)  # with Ray's own, the command ends in an abort
     return ray
@@ -176,8 +183,10 @@ def connect() -> Any:
 
 def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
     """Return the number of workers, by default one a GPU, and processors and GPUs of each."""
-    device, threads = spec.device.name, spec.device.threads
-    processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    device = spec.device.name
+    threads = spec.device.threads
+    processors = int(there.get("CPU", 0))
+    gpus = int(there.get("GPU", 0))
     on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)
     most = gpus if on_gpus else processors // (threads or processors)
     count = spec.execution.workers or max(1, most)

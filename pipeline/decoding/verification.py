@@ -176,12 +176,12 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     It sees as many of the most probable tokens as it says that it looks at; all where it does not
     say what decides.
     """
-    all_ = rule.decided_by == Rule.decided_by
+    all_ = rule.columns_read == Rule.columns_read
     k, found = (
         logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]),
         StatisticsColumns(),
     )
-    if rule.decided_by:
+    if rule.columns_read:
         found = logit_statistics(logits, k)
         values, ids = found["top_logits"], found["top_ids"]
     else:
@@ -189,7 +189,7 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
     own = logits.gather(1, readable(drafted)[:, None])[:, 0].to(values.dtype)
-    return [drafted, ids, values, own, *(found[name] for name in rule.decided_by)]
+    return [drafted, ids, values, own, *(found[name] for name in rule.columns_read)]
 
 
 def apply_rule(
@@ -202,9 +202,9 @@ def apply_rule(
     temperature 0.
     """
     tokens, ids, values, own, *statistics = given
-    by_name = dict(zip(rule.decided_by, statistics, strict=True))
+    by_name = dict(zip(rule.columns_read, statistics, strict=True))
     unknown = np.full(len(tokens), np.nan)
-    surprisal, log_tail, entropy = (by_name.get(name, unknown) for name in Rule.decided_by)
+    surprisal, log_tail, entropy = (by_name.get(name, unknown) for name in Rule.columns_read)
     dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy=entropy, vocab_size=size)
     is_it = ids == tokens[:, None]
     rank = np.where(is_it.any(1), is_it.argmax(1), ids.shape[1]) + 1

@@ -55,7 +55,7 @@ def read_position_counts(acceptance: Artifact) -> dict[str, PositionCounts]:
 def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:
     """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
     for batch in artifact.batches(["prompt_id", "position", *TOKENS, *MOMENTS], rows):
-        yield batch.select(["prompt_id", "position"]), as_top_k(batch, artifact.facts)
+        yield batch.select(["prompt_id", "position"]), as_top_k(batch, artifact.metadata)
 
 
 def read_distributions(artifact: Artifact) -> TopK:
@@ -64,7 +64,7 @@ def read_distributions(artifact: Artifact) -> TopK:
 
     names = [*TOKENS, *MOMENTS]
     arrays = [artifact.read(columns=[name])[name].combine_chunks() for name in names]
-    return as_top_k(pa.record_batch(arrays, names=names), artifact.facts)
+    return as_top_k(pa.record_batch(arrays, names=names), artifact.metadata)
 
 
 def resampled(
@@ -103,22 +103,22 @@ def read_steps(artifact: Artifact) -> Steps:
 
 def drafted_kl(artifact: Artifact) -> Floats:
     """Return KL(p||q) at the first depth of every step of stage drafts; that of a completed q'."""
-    if not artifact.facts.get("completed"):
+    if not artifact.metadata.get("completed"):
         return numbers(artifact.read(columns=["kl"])["kl"])
     table = artifact.read(columns=["full_kl", "argmax_rank"])
     full_kl, argmax_rank = map(numbers, table.columns)
     # a tree can accept no argmax that the head lacks, which ranks behind all tokens
-    return np.where(argmax_rank == artifact.facts["vocab_size"], np.inf, full_kl)
+    return np.where(argmax_rank == artifact.metadata["vocab_size"], np.inf, full_kl)
 
 
-def as_top_k(batch: pa.RecordBatch, facts: Json) -> TopK:
+def as_top_k(batch: pa.RecordBatch, metadata: Json) -> TopK:
     """Return the distributions of a batch of rows, without copying the lists of tokens."""
-    if facts.get("log_prob_error") is not None:
-        return _as_logged(batch, facts["vocab_size"], facts["log_prob_error"])
+    if metadata.get("log_prob_error") is not None:
+        return _as_logged(batch, metadata["vocab_size"], metadata["log_prob_error"])
     return TopK.from_columns(
         **{name: numbers(batch.column(name)) for name in (*TOKENS, *MOMENTS)},
-        vocab_size=facts["vocab_size"],
-        temperature=facts["certified_temperature"],
+        vocab_size=metadata["vocab_size"],
+        temperature=metadata["certified_temperature"],
     )
 
 

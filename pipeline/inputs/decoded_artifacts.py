@@ -34,12 +34,12 @@ WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read the decoded answers of a target with a drafter, both given by their printed names."""
-    facts = artifact.facts
-    methods = [read_method(run) for run in facts["runs"]]
+    metadata = artifact.metadata
+    methods = [read_method(run) for run in metadata["runs"]]
     rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
     printed: dict[str, Any] = {
         "rule": [None if method.rule is None else method.rule.label for method in methods],
-        "tree": [run.get("shape") for run in facts["runs"]],
+        "tree": [run.get("shape") for run in metadata["runs"]],
     }
     files = {
         "answers": "data",
@@ -53,9 +53,9 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         target,
         drafter,
         _runs(methods, *RUN).assign(**printed),
-        size=facts["bytes"],
+        size=metadata["bytes"],
         rules=rules,
-        vocabulary=facts["vocab_size"],
+        vocabulary=metadata["vocab_size"],
         **tables,
     )
 
@@ -76,16 +76,16 @@ def thetas(decoded: Decoded) -> list[float]:
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read the answers of a target, given by its printed name."""
-    facts = artifact.facts
-    methods = [read_method(run) for run in facts["runs"]]
+    metadata = artifact.metadata
+    methods = [read_method(run) for run in metadata["runs"]]
     more: dict[str, Any] = {
-        "baseline": [run["baseline"] for run in facts["runs"]],
+        "baseline": [run["baseline"] for run in metadata["runs"]],
         "rule": [method.rule for method in methods],
         "exact": [method.lossless and method.sampling != SPECULATIVE for method in methods],
     }
     return Answered(
         target,
-        facts["tasks"],
+        metadata["tasks"],
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         artifact.read().to_pandas().drop(columns=["token_ids", "method", "drafter"]),
         seconds=artifact.read("timings/runs").to_pandas(),
@@ -111,11 +111,12 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     if method.temperature == 0:
         ranks = numbers(artifact.read(columns=["argmax_rank"])["argmax_rank"])
         return greedy_rates(ranks, count)
-    facts, names = artifact.facts, (*TOKENS, *MOMENTS[:2])
+    metadata = artifact.metadata
+    names = (*TOKENS, *MOMENTS[:2])
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
-    pair = [_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_")]
+    pair = [_stored(table, prefix, metadata, method.temperature) for prefix in ("", "draft_")]
     p, q = aligned(*pair)
     if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
         rates = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
@@ -125,7 +126,7 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     return np.pad(rates, (0, count - len(rates)))
 
 
-def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> StoredTokens:
+def _stored(table: pa.Table, prefix: str, metadata: Json, temperature: float) -> StoredTokens:
     """Return the stored tokens of a model at a temperature, as if all others were equally probable.
 
     At the temperature of the artifact their mass is exact, at a lower one a little too small.
@@ -134,9 +135,9 @@ def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> St
         numbers(table[prefix + name]) for name in (*TOKENS, *MOMENTS[:2])
     )
     below = logits.astype(np.float64) - logits[:, :1]
-    others = facts["vocab_size"] - ids.shape[1]
+    others = metadata["vocab_size"] - ids.shape[1]
     if others == 0:
         return ids, np.exp(below / temperature), np.zeros(len(ids))
-    mean = facts["certified_temperature"] * (log_tail + surprisal - np.log(others))  # of a logit
+    mean = metadata["certified_temperature"] * (log_tail + surprisal - np.log(others))  # of a logit
     tail = others * np.exp(mean / temperature)
     return ids, np.exp(below / temperature), tail

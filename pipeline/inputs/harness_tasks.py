@@ -141,7 +141,8 @@ def _of_task(name: str, task: Any, settings: Json, tokenizer: Any) -> list[Quest
     from lm_eval.defaults import DEFAULT_OTHER_SEED
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    chat, thinking = settings["template"] == "chat", settings["enable_thinking"]
+    chat = settings["template"] == "chat"
+    thinking = settings["enable_thinking"]
     if task.config.num_fewshot is None:
         task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(DEFAULT_OTHER_SEED)
@@ -163,6 +164,7 @@ def _of_task(name: str, task: Any, settings: Json, tokenizer: Any) -> list[Quest
             tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             tokens = encode(tokenizer, text, "none", enable_thinking=thinking)
-        longest, until = limits["max_gen_toks"], limits["until"]
+        longest = limits["max_gen_toks"]
+        until = limits["until"]
         asked.append(Question(name, item_id, tokens, longest, until, (task, request)))
     return asked

@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.core.errors import PipelineError, first_line
-from pipeline.inputs.hub import PROMPT_FILES, PROMPT_LEVELS, hub_files, local_path, matching
+from pipeline.inputs.hub import hub_files
+from pipeline.inputs.local_files import PROMPT_FILES, PROMPT_LEVELS, local_path, matching
 
 KEY = "prompts.source"
 EXAMPLE = '{"text": "Hi"}'  # of a row
@@ -25,9 +26,11 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
 
     `split` is a part of it, the files `<split>.*`, `<split>-*` and `<split>/*`; None is all files.
     """
-    root, patterns = local_path(path, KEY), list(PROMPT_FILES)
+    root = local_path(path, KEY)
+    patterns = list(PROMPT_FILES)
     if split is not None:
-        part, kinds = glob.escape(split), [kind[1:] for kind in PROMPT_FILES]
+        part = glob.escape(split)
+        kinds = [kind[1:] for kind in PROMPT_FILES]
         names = [f"{part}{rest}{kind}" for rest in ("", "-*", "/*") for kind in kinds]
         patterns = [*names, *(f"*/{name}" for name in names)]
     if root is not None and root.is_file():
@@ -137,9 +140,11 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         users = messages_of(row, "user")
         if not users:
             raise ExcludedRowError("no user message")
-        name, text = row.get("prompt_id"), _joined(users[0].get("content"))
+        name = row.get("prompt_id")
+        text = _joined(users[0].get("content"))
     elif "prompt" in row or "text" in row:
-        name, text = row.get("prompt_id", row.get("id")), row.get("prompt", row.get("text"))
+        name = row.get("prompt_id", row.get("id"))
+        text = row.get("prompt", row.get("text"))
     else:
         raise PipelineError(
             f"{KEY}: row {at} (from 0) has no text; it has {', '.join(row) or 'nothing'}. Expected "
@@ -155,7 +160,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         name = str(name)
     if not _is_text(name):
         raise ExcludedRowError("id not a string or integer")
-    category, prompt = row.get("category"), {"prompt_id": name, "text": text}
+    category = row.get("category")
+    prompt = {"prompt_id": name, "text": text}
     return prompt | ({"source": category} if category and _is_text(category) else {})
 
 

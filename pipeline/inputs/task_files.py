@@ -19,7 +19,8 @@ import yaml
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import file_digest
 
-INCLUDE, FUNCTION = "include", "!function"
+INCLUDE = "include"
+FUNCTION = "!function"
 OF_DATA = ("dataset_path", "data_files", "data_dir")  # what may name a folder, or a pattern
 UNREAD = ("cache_dir",)  # written while a task is loaded
 # files beside a YAML file that it may name by their stem alone

@@ -35,8 +35,10 @@ def decode_batch(
         (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up
         to and with the token that ends the answer.
     """
-    steps, k = settings["steps"], min(settings["k"], model.vocab_size)
-    temperature, device = settings["temperature"], model.device
+    steps = settings["steps"]
+    k = min(settings["k"], model.vocab_size)
+    temperature = settings["temperature"]
+    device = model.device
     by_prompt = [uniforms(settings["seed"], name, steps) for name in prompts]
     noise = torch.from_numpy(np.stack(by_prompt)).to(device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=device)
@@ -69,7 +71,8 @@ def decode_batch(
             if share == 0:
                 break
             if share <= 1 - RETIRE_SHARE:
-                rows, token = rows[going], token[going]
+                rows = rows[going]
+                token = token[going]
                 texts.keep_rows(going.nonzero()[:, 0])
         logits = texts.append(token[:, None])[:, -1]
     ended = torch.isin(out["token_id"], eos)

@@ -159,7 +159,8 @@ class LMHead(nn.Module):
     def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
         """Keep the weight (and bias) of `projection`, in `dtype` unless the sums alone need it."""
         super().__init__()
-        weight, bias = projection.weight.detach(), projection.bias
+        weight = projection.weight.detach()
+        bias = projection.bias
         narrow = weight.is_cuda and weight.dtype.itemsize == 2 and dtype == torch.float32
         if not narrow or bias is not None:
             weight = weight.to(dtype)

@@ -33,13 +33,9 @@ from transformers import logging as transformers_logging
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
-from pipeline.inputs.hub import (
-    MODEL_FILES,
-    TOKENIZER_FILES,
-    check_one_form,
-    file_state,
-    model_folder,
-)
+from pipeline.inputs.hub import model_folder
+from pipeline.inputs.integrity import check_one_form
+from pipeline.inputs.local_files import MODEL_FILES, TOKENIZER_FILES, file_state
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.kept import load_once
 from pipeline.models.kv_session import KVSession

@@ -42,7 +42,8 @@ def compare_logits(
     parts = []
     for begin in range(0, len(target), rows):
         part = slice(begin, begin + rows)
-        z, qs = target[part], [draft[part] for draft in drafts]
+        z = target[part]
+        qs = [draft[part] for draft in drafts]
         found = _compare(z, qs, temperature, None if completed is None else completed[part])
         if sampled is not None:
             found |= _sampled(z, qs[0], sampled)
@@ -112,7 +113,8 @@ def _sampled(target: Tensor, draft: Tensor, temperature: float) -> StatisticsCol
         "sampled_harmonic_mean": _zero_for_nan(p * q / (p + q)).sum(1),
     }
     order = _decreasing(_zero_for_nan(log_p - log_q))  # of tied ratios, any
-    p, q = p.gather(1, order), q.gather(1, order)
+    p = p.gather(1, order)
+    q = q.gather(1, order)
     after = torch.zeros_like(q)
     after[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
     below = p.cumsum(1).mul_(q).add_(after.mul_(p))

@@ -110,10 +110,12 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
     tied = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
-    values, ids = values[:, :k], ids[:, :k]
+    values = values[:, :k]
+    ids = ids[:, :k]
     if len(tied):
         by_value = logits[tied].sort(dim=1, descending=True, stable=True)
-        values[tied], ids[tied] = by_value.values[:, :k], by_value.indices[:, :k]
+        values[tied] = by_value.values[:, :k]
+        ids[tied] = by_value.indices[:, :k]
     return values, ids
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import Artifact, Task
-from pipeline.inputs.hub import HUB_ID, cached_commit, hub_files, local_path
+from pipeline.inputs.hub import hub_files
+from pipeline.inputs.hub_commits import cached_commit
+from pipeline.inputs.local_files import HUB_ID, local_path
 
 TOKENS_NAMED = 3  # differing tokens that are named
 TOKENIZER = "tokenizer.json"
@@ -69,7 +71,8 @@ def _ignores_messages(tokenizer: Any) -> bool:
 
 def _plain(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a text, after the tokenizer's beginning of a text (BOS)."""
-    ids, bare = tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(text)["input_ids"]
+    bare = tokenizer(text, add_special_tokens=False)["input_ids"]
     added = len(ids) - len(bare)
     for begin in range(added + 1):  # some end a text, too, after which no answer is to come
         if ids[begin : begin + len(bare)] == bare:
@@ -135,9 +138,10 @@ def _tokenizer(task: Task, dump: Artifact) -> Path | None:
     """Return the file of the tokenizer of a target, or of a log's model; None if not at hand."""
     if task.runtime.models:
         (model,) = task.runtime.models
-        path, commit = model.settings.path, model.identity.commit
-    elif dump.facts.get("token_ids") == ENGINES_IDS:
-        path = str(dump.facts["model"])
+        path = model.settings.path
+        commit = model.identity.commit
+    elif dump.metadata.get("token_ids") == ENGINES_IDS:
+        path = str(dump.metadata["model"])
         commit = cached_commit(path, None, "model") if HUB_ID.fullmatch(path) else None
     else:
         return None

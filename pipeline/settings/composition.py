@@ -78,10 +78,11 @@ def composed(words: Iterable[str]) -> DictConfig:
 
 def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint."""
-    from analysis.rule_config import nearest  # which imports numpy: only where it is needed
+    from analysis.validation import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error
-    key, parent = str(getattr(cause, "full_key", "")), getattr(cause, "parent_node", None)
+    key = str(getattr(cause, "full_key", ""))
+    parent = getattr(cause, "parent_node", None)
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).partition("/")
         options = error.options or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
@@ -98,7 +99,8 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
         names = list(map(str, parent))
         said = f"{key} is not known{nearest(key.rpartition('.')[2], names)}: "
         said += f"give one of {', '.join(names)}" if names else "nothing is set there"
-        said += ", or a rule as well: criteria=additive" * key.startswith("criteria.")
+        if key.startswith("criteria."):
+            said += ", or a rule as well: criteria=additive"
     else:
         said = key or (str(error) if isinstance(error, HydraException) else one_line(error))
         said = f"{' '.join(said.split())} ({' '.join(words)})"
@@ -122,11 +124,12 @@ def settings_of(config: DictConfig) -> Config:
 
 def _problem(error: Mapping[str, Any], values: Any) -> str:
     """Return a problem that pydantic found in `values` as `key=value: what is allowed`."""
-    from analysis.rule_config import nearest
+    from analysis.validation import nearest
 
     place = [part for part in error["loc"] if part != "[key]"]
     texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)
-    key, value = ".".join(texts), error["input"]
+    key = ".".join(texts)
+    value = error["input"]
     said = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
     if error["type"] == "missing":
         return f"{key} must be given"

@@ -42,7 +42,7 @@ def build_rules(criteria: Any) -> tuple[list[Rule], list[Rule]]:
 
 def rule_entries(rule: Rule) -> dict[str, Any]:
     """Return a rule as JSON values; of a user's own with the digest of its file."""
-    if not rule.own:
+    if not rule.is_custom:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
@@ -58,7 +58,7 @@ def judged_by_logs(rule: Rule) -> bool:
     Rules of the user's are tried, and `certify` refuses by name what they do not allow.
     """
     counts = type(rule).accepted_count is not Rule.accepted_count
-    return rule.own or isinstance(rule, Tree) or not counts
+    return rule.is_custom or isinstance(rule, Tree) or not counts
 
 
 def _by_name(criteria: Any) -> dict[str, list[Rule]]:
@@ -66,7 +66,8 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
         raise PipelineError(
             f"criteria={criteria!r} is not allowed: give rules by name, +criteria.mine='{EXAMPLE}'"
         )
-    rules, others = dict[str, list[Rule]](), dict[str, Any]()
+    rules = dict[str, list[Rule]]()
+    others = dict[str, Any]()
     for name, entry in criteria.items():
         entries = entry if isinstance(entry, list) else [entry]
         if all(isinstance(item, Mapping) for item in entries):

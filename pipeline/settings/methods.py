@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from analysis.rule_base import CHECKED
-from analysis.rule_config import TARGET, build, check_keys, checked, product, rule_class, to_mapping
+from analysis.rule_base import FIELDS_CHECKED
+from analysis.rule_config import TARGET, build, product, rule_class, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
+from analysis.validation import check_keys, checked
 from pipeline.core.errors import PipelineError
 from pipeline.drafters import NAMES, kind_of
 from pipeline.settings.criteria import rule_entries
@@ -56,7 +57,7 @@ OF_TREE = ("width", "nodes")
 Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass(frozen=True, config=FIELDS_CHECKED)
 class DraftTree:
     """The shape of a method's drafts, without its draft length."""
 
@@ -93,7 +94,8 @@ class DraftTree:
         Raises:
             ValueError: there is none, or it is too large.
         """
-        width, nodes = self.width or 0, self.nodes or 0
+        width = self.width or 0
+        nodes = self.nodes or 0
         growth = DynamicTree(width, nodes, draft_length)
         if self.shape == "batch" and draft_length > 1:
             raise ValueError(f"draft_length={draft_length} is not allowed: give 1 for tree: batch")
@@ -128,7 +130,7 @@ def _drafter_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass(frozen=True, config=FIELDS_CHECKED)
 class Method:
     """One way to decode."""
 
@@ -330,7 +332,8 @@ def _of_length(method: Method, length: int) -> Method:
 
 def _contradiction(method: Method) -> str:
     """Return what contradicts in a configured method; empty if nothing does."""
-    rule, tree, warm = method.rule, method.tree, method.temperature > 0
+    rule = method.rule
+    warm = method.temperature > 0
     if method.drafter == ALONE or method.draft_length < 1:
         return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
     if (rule is None) == (method.sampling is None):
@@ -344,8 +347,10 @@ def _contradiction(method: Method) -> str:
         )
     if not (rule is None or rule.judges_tokens or isinstance(rule, Tree)):
         return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
-    if tree is None:
-        return ""
+    return "" if method.tree is None else _contradiction_of_tree(method, method.tree)
+
+
+def _contradiction_of_tree(method: Method, tree: DraftTree) -> str:
     if not kind_of(method.drafter).gives_logits:
         return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
     if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:

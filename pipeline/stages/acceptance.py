@@ -61,8 +61,11 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         stochastic_statistics,
     )
 
-    drafts, runtime, pair = inputs["drafts"], task.runtime, task.inputs["drafts"].runtime
-    steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
+    drafts = inputs["drafts"]
+    runtime = task.runtime
+    pair = task.inputs["drafts"].runtime
+    steps = read_steps(drafts)
+    prompts = drafts.read(columns=["prompt_id"])["prompt_id"]
     rules = list(
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )
@@ -70,7 +73,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     bootstrap = PromptBootstrap(steps.trajectories.prompt_index, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
     parts = [finite_share(steps, bootstrap)]
-    sampled = drafts.facts["sampled_temperature"]
+    sampled = drafts.metadata["sampled_temperature"]
     if sampled is not None:
         table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
         tv, races, harmonic = map(numbers, table.columns)
@@ -88,8 +91,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
             label = pa.repeat(judgement.rule.label, len(steps))
             own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
-    out.facts |= soundness(pair.models, steps, chosen)
-    out.facts["sampled_temperature"] = sampled
+    out.metadata |= soundness(pair.models, steps, chosen)
+    out.metadata["sampled_temperature"] = sampled
 
 
 def judge_soundly(
@@ -163,15 +166,15 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule of the criteria."""
     from analysis.statistics.trajectories import CENSORED
 
-    facts = artifact.facts
+    metadata = artifact.metadata
     target, drafter = task.inputs["drafts"].runtime.models  # as they are named today
     rows: dict[str, Json] = {
         rule.label: {
             "target": target.settings.label,
             "drafter": drafter.settings.label,
             "rule": rule.label,
-            "steps": facts["steps"],
-            "prompts": facts["prompts"],
+            "steps": metadata["steps"],
+            "prompts": metadata["prompts"],
         }
         for rule in rules_of(task.settings["rules"])
     }

@@ -8,7 +8,6 @@ where it departs from the target's choices, and the nats given up there.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -62,7 +61,8 @@ def _runtime(task: Task) -> AccuracyRuntime:
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter, or for logs."""
-    config, settings = study.config, study.config.accuracy
+    config = study.config
+    settings = study.config.accuracy
     if config.drafter is None or config.distributions.source == "logs":
         return []
     if config.stage == STAGE.name and find_spec("lm_eval") is None:
@@ -108,7 +108,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from pipeline.core.shards import compute_shards, write_tables
 
     shards = compute_shards(task, inputs, out, None, AccuracyWorker, unit="item")
-    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "item")
+    write_tables(task, out, shards, "item")
 
 
 class AccuracyWorker:
@@ -138,6 +138,7 @@ class AccuracyWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Answer an item with every method."""
+        from pipeline.core.shards import nested
         from pipeline.decoding.session import or_reason
         from pipeline.models.devices import describe_machine
 
@@ -148,10 +149,10 @@ class AccuracyWorker:
         )
         progress(1)
         rows = rows or {"failures": [question.row | {"reason": reason}]}
-        return describe_machine(session.target.device), json.dumps(rows).encode()
+        return describe_machine(session.target.device), [nested(STAGE, rows)]
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts on the tasks and the runs."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata on the tasks and the runs."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
         from pipeline.models.recorded_passes import can_record

@@ -9,7 +9,6 @@ timings/, which the content's digest leaves out. They belong to a machine: `pipe
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from analysis.statistics.estimate import interval_columns
@@ -58,7 +57,8 @@ ROUNDS = 20  # prompts at which a call of each draft length is timed
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none where methods lack the drafter."""
-    config, settings = study.config, study.config.decoding
+    config = study.config
+    settings = study.config.decoding
     if config.distributions.source == "logs":
         return []
     methods = build_methods(settings.methods, study.decoded, settings.draft_length)
@@ -86,9 +86,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the first prompts with every method."""
     from pipeline.core.shards import compute_shards, write_tables
 
-    shards = compute_shards(task, inputs, out, None, DecodingWorker)
-    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "prompt")
-    out.facts["failed_prompts"] = out.rows["failures"]
+    write_tables(task, out, compute_shards(task, inputs, out, None, DecodingWorker), "prompt")
+    out.metadata["failed_prompts"] = out.rows["failures"]
 
 
 def first_prompts(prompts: Artifact, count: int) -> list[Prompt]:
@@ -125,15 +124,16 @@ class DecodingWorker:
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Decode a prompt with every method."""
+        from pipeline.core.shards import nested
         from pipeline.models.devices import describe_machine
 
         at = self._turns[names[0]]
         tables = decode_prompt(self._session, self._prompts[at], at)
         progress(1)
-        return describe_machine(self._session.target.device), json.dumps(tables).encode()
+        return describe_machine(self._session.target.device), [nested(STAGE, tables)]
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts on the runs and the models."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata on the runs and the models."""
         from pipeline.decoding.session import run_metadata
         from pipeline.models.devices import describe_device
         from pipeline.models.recorded_passes import can_record

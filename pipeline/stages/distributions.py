@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.rule_config import check_k
+from analysis.rule_base import check_k
 from pipeline.core import columns
 from pipeline.core.columns import STEP, TARGET, Column
 from pipeline.core.errors import PipelineError
@@ -20,7 +20,7 @@ from pipeline.core.stage import Stage, Task
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.inputs.artifact_readers import read_token_ids
-from pipeline.inputs.hub import local_file
+from pipeline.inputs.local_files import local_file
 from pipeline.models.tokens import ENGINES_IDS
 from pipeline.settings.criteria import judged_by_logs
 
@@ -73,7 +73,8 @@ def plan(study: Study) -> list[Task]:
     made = []
     pairs = zip(config.targets.items(), study.tasks["prompts"], strict=True)
     for (key, target), prompts in pairs:
-        runtime, content = study.runtime(target), dict[str, Any](k=settings.k)
+        runtime = study.runtime(target)
+        content = dict[str, Any](k=settings.k)
         if settings.source == "logs":
             content |= {"log": study.log_entries(key), "vocab_size": settings.log.vocab_size}
         else:
@@ -93,7 +94,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         return
     from pipeline.core.shards import compute_shards, join
 
-    steps, prompts = task.settings["steps"], read_token_ids(inputs["prompts"])
+    steps = task.settings["steps"]
+    prompts = read_token_ids(inputs["prompts"])
     names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
     shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=steps)
     join(shards, list(prompts), out)
@@ -106,7 +108,8 @@ class DistributionsWorker:
         from pipeline.models.loading import load_model
 
         self.model = load_model(*task.runtime.models)
-        self._task, self._prompts = task, read_token_ids(inputs["prompts"])
+        self._task = task
+        self._prompts = read_token_ids(inputs["prompts"])
         longest = max(map(len, self._prompts.values()))
         self.model.check_context(longest + task.settings["steps"], "distributions.steps")
         for name, ids in self._prompts.items():
@@ -117,10 +120,9 @@ class DistributionsWorker:
         return self._task.runtime.models[0].device.batch or BATCH[self.model.device.type]
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Decode a shard; return its measurements and its rows as a file."""
+        """Decode a shard; return its measurements and a table of steps for each prompt."""
         import torch
 
-        from pipeline.core.shards import tables_bytes
         from pipeline.models.batch_decoding import decode_batch
 
         begun = time.perf_counter()
@@ -139,18 +141,19 @@ class DistributionsWorker:
                 "eager for this model, and check its weights"
             )
         schema = STAGE.schema()
-        tables = (
+        tables = [
             columns.steps_table(name, {key: t[row, :n].numpy() for key, t in out.items()}, schema)
             for row, (name, n) in enumerate(zip(names, lengths.tolist(), strict=True))
-        )
-        return {"seconds": seconds, "rows": int(lengths.sum())}, tables_bytes(tables, schema)
+        ]
+        return {"seconds": seconds, "rows": int(lengths.sum())}, tables
 
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts on the model, the run and its throughput."""
+    def metadata(self, measured: Sequence[Json]) -> Json:
+        """Return the record's metadata on the model, the run and its throughput."""
         from pipeline.models.devices import describe_device, peak_memory
         from pipeline.models.recorded_passes import can_record
 
-        model, settings = self.model, self._task.settings
+        model = self.model
+        settings = self._task.settings
         rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))
         return {
             "model": model.label,
@@ -173,7 +176,8 @@ def write_log(task: Task, out: Out) -> None:
     path = local_file(task.runtime.path)
     log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
     steps = stacked(log.trajectories)
-    values, rows = steps["log_probs"], len(steps["log_probs"])
+    values = steps["log_probs"]
+    rows = len(steps["log_probs"])
     with np.errstate(divide="ignore"):
         tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
     steps |= {
@@ -188,7 +192,7 @@ def write_log(task: Task, out: Out) -> None:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         out.write(pa.table(tokens, schema=task.stage.schema("tokens")), "tokens")
-    out.facts |= {
+    out.metadata |= {
         "model": log.model or task.runtime.label,
         "log": path.name,
         "vocab_size": vocab_size,

@@ -78,7 +78,8 @@ OPTIONAL: Columns = {
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, on its trajectories; none without a drafter."""
-    config, drafter = study.config, study.config.drafter
+    config = study.config
+    drafter = study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
     spec = study.model_spec("drafter", drafter)
@@ -105,7 +106,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Compare the pair on every step of the distributions."""
     from pipeline.core.shards import compute_shards, join
 
-    prompts, answers = read_token_ids(inputs["prompts"]), answers_of(inputs)
+    prompts = read_token_ids(inputs["prompts"])
+    answers = answers_of(inputs)
     names = sorted(answers, key=lambda name: len(prompts[name]), reverse=True)
     steps = max(map(len, answers.values()))
     join(compute_shards(task, inputs, out, names, DraftsWorker, steps=steps), list(answers), out)
@@ -127,14 +129,16 @@ class DraftsWorker:
         from pipeline.drafters.pairs import load_pair, pair_tokenizer
         from pipeline.models.language_model import LanguageModel
 
-        models, label = task.runtime.models, task.runtime.pair
-        self._task, self._prompts = task, read_token_ids(inputs["prompts"])
+        models = task.runtime.models
+        label = task.runtime.pair
+        self._task = task
+        self._prompts = read_token_ids(inputs["prompts"])
         self._answers = answers_of(inputs)
         tokens = 1 + max(pair_tokenizer(*models).get_vocab().values())
         self.target, self.drafter = load_pair(*models)
         rows = self.drafter.model.vocab_size
         self._rows = common_rows(self.target.vocab_size, rows, tokens, label)
-        self._k = min(inputs["distributions"].facts["k"], self._rows)
+        self._k = min(inputs["distributions"].metadata["k"], self._rows)
         self._temperature = task.settings["temperature"]
         of_answers = task.inputs["distributions"].settings["temperature"]
         self._sampled = of_answers if of_answers > 0 else None  # greedy answers have no such law
@@ -155,16 +159,13 @@ class DraftsWorker:
         return self._task.runtime.models[0].device.batch or BATCH
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Compare the two on the answers of a shard; return its rows as a file."""
-        from pipeline.core.shards import tables_bytes
-
+        """Compare the two on the answers of a shard; return a table of steps for each."""
         measured = {}
         for name in names:
             measured[name] = self._compared(name)
             progress(len(self._answers[name]))
         schema = schema_with(measured[names[0]])
-        tables = (columns.steps_table(name, found, schema) for name, found in measured.items())
-        return {}, tables_bytes(tables, schema)
+        return {}, [columns.steps_table(name, found, schema) for name, found in measured.items()]
 
     def _compared(self, name: str) -> dict[str, np.ndarray]:
         import torch
@@ -173,7 +174,8 @@ class DraftsWorker:
         from pipeline.models.logit_comparison import compare_logits
         from pipeline.models.logit_statistics import logit_statistics
 
-        prompt, answer = self._prompts[name], self._answers[name]
+        prompt = self._prompts[name]
+        answer = self._answers[name]
         ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.target.device)
         read = read_pair(self.target, self.drafter, ids, len(answer), self._depths)
         target, *drafts = (logits[:, : self._rows] for logits in (read[0], *read[1]))
@@ -191,8 +193,8 @@ class DraftsWorker:
         measured = {column: values.cpu().numpy() for column, values in found.items()}
         return measured | {"token_id": np.array(answer)}
 
-    def facts(self, _: Sequence[Json]) -> Json:
-        """Return the record's facts on the pair and the run."""
+    def metadata(self, _: Sequence[Json]) -> Json:
+        """Return the record's metadata on the pair and the run."""
         from pipeline.models.devices import describe_device, peak_memory
         from pipeline.models.recorded_passes import can_record
 

@@ -15,7 +15,7 @@ from pipeline.core.columns import Column
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json, Runtime, Stage, Task
 from pipeline.engines.logs import prompt_id, read_log
-from pipeline.inputs.hub import local_file
+from pipeline.inputs.local_files import local_file
 from pipeline.inputs.prompt_files import (
     ExcludedRowError,
     PromptRows,
@@ -51,8 +51,10 @@ class PromptsRuntime(Runtime):
 
 def plan(study: Study) -> list[Task]:
     """Return the planned prompts of each target, by its tokenizer, or the answers of a log."""
-    config, identities = study.config, study.identities
-    prompts, source = config.prompts, config.distributions.source
+    config = study.config
+    identities = study.identities
+    prompts = config.prompts
+    source = config.distributions.source
     made: list[Task] = []
     for key, target in config.targets.items():
         if source == "logs":
@@ -95,7 +97,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
         notes.append(f"of {visited} rows read, {excluded_rows(excluded, wanted)}")
     for note in notes:
         print(f"prompts {task.label}: {note}", flush=True)
-    out.facts |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
+    out.metadata |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
     out.write_rows(rows)
 
 
@@ -108,7 +110,7 @@ def write_log_rows(task: Task, out: Out) -> None:
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}
         for key, steps in log.trajectories.items()
     ]
-    out.facts |= {"answers": log.answers, "excluded": log.excluded}
+    out.metadata |= {"answers": log.answers, "excluded": log.excluded}
     out.write_rows(rows)
 
 

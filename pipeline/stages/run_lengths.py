@@ -44,7 +44,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         lower = numbers(artifact.read(columns=["lower"], rule=rule.label)["lower"])
         frame = run_lengths(lower, task.settings["eps"], *resamples)
         frames.append(frame.assign(rule=rule.label))
-    out.facts |= {"prompts": resamples[1].count, "steps": len(steps)}
+    out.metadata |= {"prompts": resamples[1].count, "steps": len(steps)}
     out.write_frame(pd.concat(frames, ignore_index=True))
 
 

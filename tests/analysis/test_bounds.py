@@ -124,7 +124,7 @@ def test_bounds_hold_on_random_targets():
         found = certify(dist, [rule])
         rows = np.isfinite(found.lower[:, 0])
         value, a = found.lower[rows, 0], p0[rows]
-        theta = rule.cut(dist).threshold(dist)[rows]
+        theta = rule.cut(dist).theta(dist)[rows]
         b = p[rows, found.accepted_count[rows, 0]]
         assert (value * slack >= bounds.two_token(a, b)).all()
         limit = np.maximum(theta, b)  # a limit on ranks may reject more than the threshold does

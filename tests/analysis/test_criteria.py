@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,16 +13,18 @@ from scipy.special import xlogy
 
 from analysis import RuleError
 from analysis.certificates.certify import certify
-from analysis.rule_config import build, build_range, check_k, expand, to_mapping
+from analysis.parameter_range import build_range
+from analysis.rule_base import check_k
+from analysis.rule_config import build, expand, to_mapping
 from analysis.rules import (
     BUILT_IN,
     AbsoluteThreshold,
     Additive,
-    Cut,
     Mars,
     Multiplicative,
     Rule,
     StrictGreedy,
+    Threshold,
     TopMAdditive,
     TopMMultiplicative,
     Tree,
@@ -145,15 +147,15 @@ class Accepting(Own):
 class Writing(Rule):
     def cut(self, dist, /):
         dist.probs[:] = 0
-        return Cut(max_rank=1)
+        return Threshold(max_rank=1)
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Own(None), "None: give a Cut, or accepted_count"),
-        (Own(Cut(max_rank=np.array([1, 2, 3]))), "max_rank=array"),
-        (Own(Cut(max_rank=9)), "minimum_k must be 10; K=3"),
+        (Own(None), "None: give a Threshold, or accepted_count"),
+        (Own(Threshold(max_rank=np.array([1, 2, 3]))), "max_rank=array"),
+        (Own(Threshold(max_rank=9)), "minimum_k must be 10; K=3"),
         (Counting(np.array([1.9])), r"one integer a step, in \[1, 6\]"),
         (Accepting("x"), "accepts must give one boolean a step"),
         (Writing(), "raised ValueError: assignment destination is read-only"),
@@ -174,7 +176,29 @@ def test_ranges_are_those_of_the_classes():
         if name != "greedy":
             dial = build_range({"rule": name})
             strict, relaxed = dial.rules
-            assert (dial.value(strict), dial.value(relaxed)) == kind.ends[dial.parameter]
+            assert (dial.value(strict), dial.value(relaxed)) == kind.search_range[dial.parameter]
     assert build_range({"rule": "topm_additive", "m": 3}).name == "topm_additive m=3"
     with pytest.raises(ValueError, match="greedy has no range"):
         build_range({"rule": "greedy"})
+
+
+def test_a_rule_of_a_user_may_keep_the_names_of_1_0():
+    """`Cut` for `Threshold`, and the attributes of a class that were renamed."""
+    from analysis.rules import Cut
+
+    class Old(Additive):
+        shown: ClassVar[str] = "Old ({t:g})"
+        ends: ClassVar[dict[str, tuple[float, float]]] = {"t": (0.1, 0.2)}
+        decided_by: ClassVar[tuple[str, ...]] = ("entropy",)
+
+        def cut(self, _dist, /):
+            return Cut(offset=self.t)
+
+    class Heir(Old):
+        pass
+
+    for kind in (Old, Heir):
+        assert kind(0.3).title == "Old (0.3)"
+        assert (kind.search_range, kind.columns_read) == ({"t": (0.1, 0.2)}, ("entropy",))
+    assert Additive.columns_read == ("top_surprisal",)
+    assert isinstance(Old(0.3).acceptance_test(TopK.from_logits([1.0, 0.0])), Threshold)

@@ -69,7 +69,7 @@ def test_logits_of_any_kind():
     np.testing.assert_array_equal(TopK.from_logits(half).logits, exact.logits)
     np.testing.assert_array_equal(TopK.from_logits(z[0]).ids, TopK.from_logits(z[:1]).ids)
     assert len(TopK.from_logits(z[:0], 3)) == 0
-    many = np.tile(z, (topk.ENTRIES // 9, 1))[: topk.ENTRIES // 9 + 3]  # in two parts
+    many = np.tile(z, (topk.LOGITS_AT_ONCE // 9, 1))[: topk.LOGITS_AT_ONCE // 9 + 3]  # in two parts
     last = TopK.from_logits(many[-3:], 5)
     np.testing.assert_array_equal(TopK.from_logits(many, 5).log_tail[-3:], last.log_tail)
 

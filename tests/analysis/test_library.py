@@ -15,9 +15,9 @@ import analysis
 from analysis import RuleError, Steps, TopK, certify, judge, prompt_bootstrap, rules
 from analysis.acceptance.drafter import rule_statistics
 from analysis.certificates.certify import extremal_draft
-from analysis.prompts import positions
 from analysis.rule_text import rule_from, rules_from
 from analysis.statistics.bootstrap import PromptBootstrap, summarise
+from analysis.statistics.prompts import positions
 from tests.analysis.cases import RULES, drafted_steps, noisy
 from tests.divergences import compare_logits
 

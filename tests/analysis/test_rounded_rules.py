@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis import RuleError
 from analysis.certificates.certify import Certificates, certify
-from analysis.rules import Cut, Mars, Rule, Typical
+from analysis.rules import Mars, Rule, Threshold, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import certificate
 from tests.analysis.test_truncation import assert_inside, distributions, of_the_box, printed
@@ -68,7 +68,7 @@ class Varying(Rule):
         above = x > 0
         share = 1 / (1 + np.exp(-4 * x)) if self.smooth else above
         offset = self.offsets[0] + share * (self.offsets[1] - self.offsets[0])
-        return Cut(np.where(above, self.ranks[1], self.ranks[0]), offset, self.slope)
+        return Threshold(np.where(above, self.ranks[1], self.ranks[0]), offset, self.slope)
 
 
 class VaryingCount(Rule):
@@ -143,7 +143,7 @@ def test_the_documented_rules_and_their_opposites(digits):
     class Opposite(confident):
         def cut(self, dist):
             sure = dist.entropy <= self.entropy
-            return Cut(slope=self.alpha, max_rank=np.where(sure, self.m, 1), offset=0.0)
+            return Threshold(slope=self.alpha, max_rank=np.where(sure, self.m, 1), offset=0.0)
 
     wide = distributions(4000, seed=1)
     log, full = printed(wide, 20, digits), TopK.from_probabilities(wide)
@@ -167,7 +167,7 @@ def test_a_step_whose_limit_is_open_by_hand():
 
     class Sure(Rule):
         def cut(self, dist):
-            return Cut(max_rank=np.where(dist.top_probability > 0.6, 3, 1))
+            return Threshold(max_rank=np.where(dist.top_probability > 0.6, 3, 1))
 
         @property
         def minimum_k(self):
@@ -207,7 +207,7 @@ class Reading(Rule):
             "the token": lambda: dist.ids[:, 0] % 2 == 0,
             "its log-probability": lambda: dist.log_probs[:, 3] > -4.0,
         }[self.what]()
-        return Cut(max_rank=np.where(lenient, 3, 1))
+        return Threshold(max_rank=np.where(lenient, 3, 1))
 
 
 class Nucleus(Rule):
@@ -221,7 +221,7 @@ class Nucleus(Rule):
 
 class Wave(Rule):
     def cut(self, dist):
-        return Cut(offset=0.1 * np.sin(3 * dist.entropy))
+        return Threshold(offset=0.1 * np.sin(3 * dist.entropy))
 
 
 UNBOUNDED = [
@@ -248,7 +248,7 @@ def test_p0_may_be_read_from_any_column():
         def cut(self, dist):
             assert np.all(dist.probs[:, 0] == dist.top_probability)
             p0 = (dist.probs[:, 0] + np.exp(-dist.top_surprisal) + np.exp(dist.log_probs[:, 0])) / 3
-            return Cut(max_rank=np.where(p0 > self.at, self.ranks[1], self.ranks[0]))
+            return Threshold(max_rank=np.where(p0 > self.at, self.ranks[1], self.ranks[0]))
 
     values = "p0", 0.5, (1, 4), (0.0, 0.0), 0.0, False
     found = certify(told(2), [Same(*values), Varying("p0", 0.5, (1, 4), (-1, -1), 0.0, False)])
@@ -260,7 +260,7 @@ def test_a_limit_on_ranks_that_leaves_no_stored_token_is_refused():
 
     class Forgotten(Rule):
         def cut(self, dist):
-            return Cut(max_rank=np.where(dist.entropy > self.at, 3, 1), offset=0.001)
+            return Threshold(max_rank=np.where(dist.entropy > self.at, 3, 1), offset=0.001)
 
         at: float
 

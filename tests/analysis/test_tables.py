@@ -20,7 +20,7 @@ from analysis.report.results import Results
 from analysis.report.table import Table, cells_to_grid, csv_text, latex
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
-from analysis.rules import Cut, Multiplicative, Rule, StrictGreedy
+from analysis.rules import Multiplicative, Rule, StrictGreedy, Threshold
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
@@ -173,18 +173,18 @@ class Confident(Rule):
     m: int
 
     def cut(self, _):
-        return Cut(slope=self.alpha, offset=0.0, max_rank=self.m)
+        return Threshold(slope=self.alpha, offset=0.0, max_rank=self.m)
 
 
 class Windowed(Rule):
     """A user's rule with steps at which it means nothing."""
 
-    shown: ClassVar[str] = "Windowed {width}"
+    title_format: ClassVar[str] = "Windowed {width}"
     undefined_means: ClassVar[str] = "Steps before the window is full."
     width: int
 
     def cut(self, _):
-        return Cut(slope=0.5, offset=0.0)
+        return Threshold(slope=0.5, offset=0.0)
 
 
 def test_what_undefined_means_is_said_by_the_rules_of_the_table_alone(tables):

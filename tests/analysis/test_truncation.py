@@ -54,7 +54,7 @@ def test_truth_is_inside_and_equal_where_exact(k):
     assert (cut.upper >= whole.lower * (1 - ROUNDING))[~exact].all()
     np.testing.assert_allclose(cut.lower[exact], whole.lower[exact], rtol=1e-9)
     # determined wherever p_K is rejected already, and the count is never wrong where known
-    thresholds = np.column_stack([rule.cut(full).threshold(full) for rule in rules])
+    thresholds = np.column_stack([rule.cut(full).theta(full) for rule in rules])
     assert exact[p[:, k - 1 : k] <= thresholds].all()
     known = cut.accepted_count >= 0
     assert (cut.accepted_count == whole.accepted_count)[known].all()

@@ -21,7 +21,7 @@ from analysis.decoding.paired_accuracy import (
     paired_difference_interval,
     wilson_interval,
 )
-from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
+from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Timed, advise, engines
 from analysis.report.accuracy_tables import accuracy_table
 from analysis.report.text import speed_texts
 from analysis.rules import Additive, StrictGreedy
@@ -60,7 +60,7 @@ RELAXED |= {"nats_given_up": 0.04, "accepted": 99, "scheme": "additive (t = 0.1)
 SAMPLED = {"method": "Speculative sampling", "scheme": "speculative sampling", "rule": None}
 
 
-def said(*runs, low=1.01, high=1.5, **given):
+def said(*runs, low=1.01, high=1.5, busy=(), predicted=None, **given):
     """The advice; the ratio of every relaxed run to every lossless one has these ends."""
     speeds = pd.DataFrame([ALONE, *runs])
     kinds = [speeds[speeds["lossless"] == kind] for kind in (False, True)]
@@ -69,7 +69,7 @@ def said(*runs, low=1.01, high=1.5, **given):
         for x, y in product(*(kind.index for kind in kinds))
     ]
     ratios = pd.DataFrame(pairs).assign(ci_low=low, ci_high=high)
-    return advise("T", "D", speeds, command=COMMAND, ratios=ratios, **given)
+    return advise("T", "D", Timed(speeds, ratios, predicted, busy), command=COMMAND, **given)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing():
 
 
 def test_what_was_not_timed_is_said_with_the_command():
-    for speeds in (None, pd.DataFrame([ALONE])):
-        found = advise("T", "D", speeds, command=COMMAND)
+    for timed in (None, Timed(pd.DataFrame([ALONE]))):
+        found = advise("T", "D", timed, command=COMMAND)
         assert found.outcome == UNTIMED
         assert f"`{COMMAND} stage=decoding`" in found.sentence
     alone = advise("T", "", None, command=COMMAND).sentence

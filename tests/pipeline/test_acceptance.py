@@ -53,8 +53,8 @@ def drafts(root, z, w, deeper=(), **changed):
     }
 
     def write(out):
-        out.facts |= {"vocab_size": VOCAB, "k": K, "sampled_temperature": SAMPLED}
-        out.facts["certified_temperature"] = 1.0
+        out.metadata |= {"vocab_size": VOCAB, "k": K, "sampled_temperature": SAMPLED}
+        out.metadata["certified_temperature"] = 1.0
         with out.writer("data", schema) as writer:
             writer.write_table(columns.table(values, schema))
 
@@ -79,7 +79,7 @@ def run(root, above, rules=MIXED):
     settings = {"rules": [rule_entries(rule) for rule in rules]}
     task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
     found = Store(root).get(task)
-    return found, found.facts
+    return found, found.metadata
 
 
 def main(found):
@@ -146,7 +146,7 @@ def test_answers_of_one_token_have_no_tokens_per_call():
     ends = {"value": None, "ci_low": None, "ci_high": None}
     rows = [{"rule": "greedy", "statistic": "measured_per_call", **ends, "cut": None}]
     artifact = SimpleNamespace(
-        facts={"steps": 3, "prompts": 3}, read=lambda _: pa.Table.from_pylist(rows)
+        metadata={"steps": 3, "prompts": 3}, read=lambda _: pa.Table.from_pylist(rows)
     )
     models = [SimpleNamespace(settings=SimpleNamespace(label=name)) for name in "TD"]
     drafts = SimpleNamespace(runtime=SimpleNamespace(models=models))

@@ -78,7 +78,7 @@ def made(place):
 
 def test_every_method_answers_every_item(made):
     _, artifact = made
-    runs, table = artifact.facts["runs"], artifact.read().to_pandas()
+    runs, table = artifact.metadata["runs"], artifact.read().to_pandas()
     assert [(run["drafter"], run["baseline"]) for run in runs] == [
         *(("none", 0), ("none", 1), ("model", 0), ("model", 0), ("model", 1))
     ]
@@ -188,7 +188,7 @@ def test_prompts_stops_and_scores_are_those_of_the_harness(place):
     wanted = harness_task(place, "words", WORDS_TASK)
     (task,) = study(place, wanted).tasks["accuracy"]
     artifact = Store(place / "outputs" / "artifacts").get(task)
-    assert artifact.facts["tasks"] == ["words"]
+    assert artifact.metadata["tasks"] == ["words"]
     tokenizer = load_tokenizer(str(place / "wide"), None, "test")
     prompts = [question.harness[1].args[0] for question in asked(place, wanted)]
     for _, run in artifact.read().to_pandas().groupby("run"):
@@ -292,7 +292,7 @@ def test_answers_are_read_again_by_the_target(place, made):
             first, second = np.sort(log_p[at])[:-3:-1]
             assert row["gap"] == pytest.approx(first - second, abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
-    for run, facts in enumerate(made[1].facts["runs"]):
+    for run, facts in enumerate(made[1].metadata["runs"]):
         exact = facts["temperature"] == 0 and facts["lossless"]
         assert (departures[run] == 0) == exact
 

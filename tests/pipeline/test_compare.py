@@ -209,7 +209,7 @@ def made(root, monkeypatch, drafter, target=TARGET, temperature=0.0, **of_drafte
             for at, token in enumerate(answer)
         ]
         out.write_rows(steps)
-        out.facts |= {"k": K}
+        out.metadata |= {"k": K}
 
     publish(decoded, store, write)
     pair = used(root, label="T", batch=2), used(root, label="D", **of_drafter)
@@ -227,7 +227,7 @@ def test_all_columns_equal_plain_forward_passes(tmp_path, monkeypatch):
     assert table["prompt_id"].tolist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3
     assert table["token_id"].tolist() == [*ANSWERS["a"], *ANSWERS["b"], *ANSWERS["c"]]
     assert not any(name.startswith(("sampled", "full")) for name in table)
-    assert (found.facts["k"], found.facts["sampled_temperature"]) == (K, None)
+    assert (found.metadata["k"], found.metadata["sampled_temperature"]) == (K, None)
     z, w = (np.concatenate([plain(model, name) for name in PROMPTS]) for model in (target, drafter))
     agree(table, divergences.compare_logits(z, w), **PASSES)
     stored = stored_columns(z, K)
@@ -251,7 +251,7 @@ def test_rows_that_one_model_has_alone_are_left_out(tmp_path, monkeypatch):
     w = np.concatenate([plain(drafter, name) for name in PROMPTS])
     agree(table, divergences.compare_logits(z, w), **PASSES)
     agree(table, divergences.compare_logits(z / 0.5, w / 0.5), LAWS, "sampled_", **PASSES)
-    assert (found.facts["vocab_size"], found.facts["sampled_temperature"]) == (VOCAB, 0.5)
+    assert (found.metadata["vocab_size"], found.metadata["sampled_temperature"]) == (VOCAB, 0.5)
     with monkeypatch.context() as change:
         change.setattr(drafter.module.config, "max_position_embeddings", 5)
         with pytest.raises(PipelineError, match="takes 5 tokens"):

@@ -11,11 +11,12 @@ import pytest
 
 from conf import schema
 from pipeline import cli
-from pipeline.core.errors import CLOSED, INTERRUPTED, TERMINATED, collect_errors
+from pipeline.core.errors import collect_errors
 from pipeline.core.paths import ROOT
+from pipeline.core.terminal import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.settings.composition import composed
 
-BEGIN = "from pipeline.core.errors import terminal\nwith terminal():\n "
+BEGIN = "from pipeline.core.terminal import terminal\nwith terminal():\n "
 GOES_ON = ": the same command goes on from here\n"
 KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 
@@ -97,7 +98,7 @@ def test_a_signal_after_the_end_and_a_second_one_end_the_process_at_once():
     twice = f"try:\n  {KILL.format(2)}\n finally:\n  {{}}\n  {KILL.format(15)}\n  print('tidied')"
     same = run(twice.format("pass"))  # as `timeout` sends it twice
     assert (same.returncode, same.stdout) == (INTERRUPTED, "tidied\n")
-    second = run(twice.format("import pipeline.core.errors as e; e.TWICE = 0"))
+    second = run(twice.format("import pipeline.core.terminal as e; e.TWICE = 0"))
     assert (second.returncode, second.stdout) == (-signal.SIGTERM, "")
 
 

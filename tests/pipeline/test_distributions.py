@@ -88,7 +88,7 @@ def test_answers_stop_with_an_end_token_and_leave_the_batch(source, tmp_path):
     config, ends = model / "generation_config.json", list(range(2, 14))
     config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ends}'))
     artifact, after = dump(model, source, tmp_path / "after", batch=6, **sampled)
-    assert artifact.facts["eos"] == ends
+    assert artifact.metadata["eos"] == ends
     assert after["prompt_id"].unique().tolist() == list(prompt_ids(tmp_path / "after"))
     lengths = []
     for name, rows in before.groupby("prompt_id"):
@@ -207,7 +207,7 @@ def test_distributions_are_stored_at_the_temperature_of_the_certificates(
 ):
     """Those of the whole rows; the logits stay raw, and the answers what they were."""
     whole, _ = dump(model, source, tmp_path, k=1000)
-    assert whole.facts["k"] == tiny.VOCABULARY
+    assert whole.metadata["k"] == tiny.VOCABULARY
     part, table = dump(model, source, tmp_path, certified_temperature=temperature)
     logits, order = (
         np.stack(whole.read(columns=[name])[name].to_numpy()) for name in ("top_logits", "top_ids")

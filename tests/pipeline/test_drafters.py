@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline.drafters import KINDS
-from pipeline.stages.report.page import _with_drafters
+from pipeline.stages.report.inputs import _with_drafters
 
 MODEL = SimpleNamespace(head=None)
 HEAD = SimpleNamespace(head={"layers": [1]})
@@ -26,13 +26,8 @@ def test_methods_have_the_engines_and_the_title_that_their_kind_says(
     runs = pd.DataFrame({"drafter": ["none", "model", "prompt_lookup"]})
     chains = runs.assign(tree=None, sampling=None, lossless=True, rule="greedy")
     task = SimpleNamespace(runtime=SimpleNamespace(models=models), settings={"lookup_match": match})
-    content = SimpleNamespace(
-        sources=[SimpleNamespace(tasks={"decoding": task})],
-        decoded=[SimpleNamespace(runs=chains)],
-        speeds=[runs],
-        results=SimpleNamespace(drafter="small"),
-    )
-    found = _with_drafters(content, 0)
+    source = SimpleNamespace(tasks={"decoding": task})
+    found = _with_drafters(runs, SimpleNamespace(runs=chains), source, "small")
     assert found["engine"].tolist() == ["", of_model, of_lookup]
     assert found["drafter_title"].tolist()[1:] == ["small", "prompt look-up"]
 

@@ -16,7 +16,7 @@ from analysis.trees.topology import ROOT, Topology
 from pipeline.core.errors import PipelineError
 from pipeline.decoding.proposers import Eagle3Proposer
 from pipeline.decoding.sampling import GreedySampler
-from pipeline.inputs.hub import Identities
+from pipeline.inputs.identity import Identities
 from pipeline.models.eagle3.drafter import teacher_forced_outputs
 from pipeline.models.eagle3.loading import LAYERS, load_head
 from pipeline.models.loading import load_model, wrap

@@ -10,8 +10,10 @@ from huggingface_hub import constants, utils
 
 from pipeline import fetch
 from pipeline.core.errors import PipelineError
-from pipeline.inputs import hub as client
-from pipeline.inputs.hub import MODEL_FILES, cached_commit, hub_files
+from pipeline.inputs import hub_commits, integrity
+from pipeline.inputs.hub import hub_files
+from pipeline.inputs.hub_commits import cached_commit
+from pipeline.inputs.local_files import MODEL_FILES
 from tests.pipeline import hub as hubs
 from tests.pipeline import tiny
 from tests.pipeline.hub import MODELS, SPLITS, ULTRACHAT, flipped, hang, status
@@ -154,8 +156,8 @@ def test_a_damaged_blob_is_found_before_it_is_used(hub, name, capsys, monkeypatc
     assert (taken(hub) / name).read_bytes() == whole
     assert f"{KEY}={NAME}: {name} is damaged, fetching again" in capsys.readouterr().err
     hashed = []
-    digest = client.file_digest
-    monkeypatch.setattr(client, "file_digest", lambda path: hashed.append(path) or digest(path))
+    digest = integrity.file_digest
+    monkeypatch.setattr(integrity, "file_digest", lambda path: hashed.append(path) or digest(path))
     blob = (taken(hub) / name).resolve()
     assert not hashed
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -204,9 +206,9 @@ def test_the_commit_of_a_branch_is_noted_in_a_file_of_its_own(hub, tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_hub_that_hangs_is_left(hub, waits, monkeypatch, part):
     """No file is asked for more than twice, a few seconds each."""
-    monkeypatch.setattr(client, "SECONDS", 0.1)
+    monkeypatch.setattr(hub_commits, "TIMEOUT", 0.1)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
     hub.faults.append((part, hang))
     refused(hub, "Timeout|does not answer")
     asked = hub.asked(part)
-    assert max(asked.count(each) for each in asked) <= client.TRIES
+    assert max(asked.count(each) for each in asked) <= hub_commits.TRIES

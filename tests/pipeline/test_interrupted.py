@@ -142,7 +142,7 @@ def copied(whole, root, task):
 
 def interrupt(task, store, monkeypatch):
     """Stop a long stage when two of its shards are finished; return its workspace."""
-    write, written = shards.write_checked, list[Path]()
+    write, written = shards.write_sealed, list[Path]()
 
     def stopping(path, content):
         write(path, content)
@@ -151,7 +151,7 @@ def interrupt(task, store, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "write_checked", stopping)
+        patch.setattr(shards, "write_sealed", stopping)
         with pytest.raises(KeyboardInterrupt):
             store.get(task)
     [work] = (store.root / task.stage.name).glob(f".{task.key[:12]}.*.partial")
@@ -220,7 +220,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     """On a device that is always full, of a long stage in its shards; then there is room."""
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
-    write, written = shards.write_checked, list[Path]()
+    write, written = shards.write_sealed, list[Path]()
 
     def full_artifact(_, inputs, out):
         name = "index.html" if stage == "report" else "data.parquet"
@@ -236,7 +236,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     failing = task
     with monkeypatch.context() as patch:
         if stage in LONG:
-            patch.setattr(shards, "write_checked", full_shard)
+            patch.setattr(shards, "write_sealed", full_shard)
         else:
             failing = replace(task, stage=replace(task.stage, compute=full_artifact))
         with pytest.raises(PipelineError, match=r": can't write below .*No space left"):

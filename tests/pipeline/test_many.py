@@ -7,15 +7,17 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
 from conf.schema import Execution
 from pipeline.core import workers as worker_module
-from pipeline.core.errors import TERMINATED, PipelineError
+from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
 from pipeline.core.shards import compute_shards
 from pipeline.core.stage import Out, Runtime, Task
+from pipeline.core.terminal import TERMINATED
 from pipeline.core.workers import allocate
 from pipeline.stages import distributions
 from tests import methods
@@ -50,9 +52,9 @@ class Toy:
             raise MemoryError
         progress(len(names))
         measured = {"threads": torch.get_num_threads(), "process": os.getpid()}
-        return measured, " ".join(names).encode()
+        return measured, [pa.table({"name": [name]}) for name in names]
 
-    def facts(self, measured):
+    def metadata(self, measured):
         return {name: {one[name] for one in measured} for name in ("threads", "process")}
 
 
@@ -98,15 +100,17 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
         (tmp_path / "dies" / name).touch()
     there, out = computed(tmp_path / "there", workers, fits=fits, dies=tmp_path / "dies")
     for one, other in zip(there, here, strict=True):
-        assert (one.names, one.content()) == (other.names, other.content())
+        assert one.names == other.names
+        with one.open() as left, other.open() as right:
+            assert left.read() == right.read()
         assert one.path.name == other.path.name
     assert [name for shard in there for name in shard.names] == PROMPTS
     assert [len(shard.names) for shard in there] == ([1] * 11 if fits == 1 else [2] * 5 + [1])
     assert not list((tmp_path / "dies").iterdir())
-    facts = out.facts
+    facts = out.metadata
     assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, {1})
     assert len(facts["process"]) >= workers  # each has the first batch that nobody had
-    assert inline.facts["engine"] == "inline"
+    assert inline.metadata["engine"] == "inline"
 
 
 @pytest.mark.thorough
@@ -138,7 +142,7 @@ def test_stages_write_the_same_bytes_with_workers(ray, tmp_path):
         there = tiny.built(replace(task, runtime=runtime), tmp_path / "there")
         inline = tiny.built(task, tmp_path / "here")
         assert there.content == inline.content
-        assert (there.facts["engine"], inline.facts["engine"]) == ("ray", "inline")
+        assert (there.metadata["engine"], inline.metadata["engine"]) == ("ray", "inline")
 
 
 @pytest.mark.thorough
@@ -146,7 +150,7 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     pytest.importorskip("ray")
     script = (
         "import os, threading, time\n"
-        "from pipeline.core.errors import terminal\n"
+        "from pipeline.core.terminal import terminal\n"
         "from pipeline.core.workers import connect\n"
         "with terminal():\n"
         " ray = connect()\n"

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import file_digest
+from pipeline.core.stage import Identity
 from pipeline.decoding.loop import prefill
 from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import GreedySampler
-from pipeline.inputs import hub
-from pipeline.inputs.hub import Identities, Identity
+from pipeline.inputs import identity
+from pipeline.inputs.identity import Identities
 from pipeline.models.devices import check_threads
 from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model, load_tokenizer, relative_error
@@ -170,7 +171,7 @@ def test_digests_are_remembered_only_where_that_is_safe(tmp_path, monkeypatch):
     source.write_text("one")
     checked()
     assert not memo.exists()
-    monkeypatch.setattr(hub, "SETTLED", -1)  # all files count as old
+    monkeypatch.setattr(identity, "SETTLED", -1)  # all files count as old
     checked()
     state = source.stat()
     source.write_text("two")
@@ -276,7 +277,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3"])
-def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
+def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(  # noqa: C901
     name, dtype, tmp_path, monkeypatch
 ):
     directory = write(tmp_path / "model", *MADE[name])

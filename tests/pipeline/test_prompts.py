@@ -78,7 +78,7 @@ def test_ultrachat_rows(model, ultrachat, tmp_path):
         rendered = f"<|user|>{prompt['text']}<|answer|><|end|>"  # enable_thinking is false
         assert prompt["token_ids"] == tokenizer.encode(rendered)
         assert 8 <= prompt["n_tokens"] == len(prompt["token_ids"]) <= 99
-    excluded = artifact.facts["excluded"]
+    excluded = artifact.metadata["excluded"]
     assert {reason: e["rows"] for reason, e in excluded.items()} == {
         "no user message": 1, "not a string": 1, "empty": 1, "duplicate id": 1,
         "too short": 1, "too long": 1,

@@ -63,7 +63,7 @@ def test_computed_once_and_found_under_another_label(store):
     assert first.record["rows"] == {"data": 1, "timings/runs": 1}
     assert {"git", "versions", "argv", "platform", "wall_seconds"} <= first.record.keys()
     steps = store.get(tasks()[1])
-    assert steps.facts == {"counted": 18, "engine": "inline", "shards": 3, "batch": 2}
+    assert steps.metadata == {"counted": 18, "engine": "inline", "shards": 3, "batch": 2}
     assert steps.read().schema.field("value").metadata == {b"meaning": b"of data"}
 
 

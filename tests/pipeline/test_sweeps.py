@@ -82,7 +82,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
-    artifact = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
+    artifact = SimpleNamespace(directory=tmp_path, metadata={"targets": ["T"]})
     task = SimpleNamespace(settings={"drafter": "D"})
     [row] = summary(task, artifact)
     assert (row["target"], row["drafter"], row["accepted"]) == ("T", "D", 0.5)

@@ -1,6 +1,5 @@
 """Timings belong to a machine: timed again where another is asked for, else shown and named."""
 
-import json
 import multiprocessing
 import shutil
 from dataclasses import replace
@@ -11,7 +10,7 @@ from filelock import FileLock
 from conf.schema import Device
 from pipeline import cli
 from pipeline.core import shards, timings
-from pipeline.core.shards import compute_shards, write_tables
+from pipeline.core.shards import compute_shards, nested, write_tables
 from pipeline.core.store import Store
 from pipeline.core.timings import Asked, distinct, in_words, machines, processor, timed_on
 from pipeline.settings.composition import composed
@@ -125,15 +124,14 @@ class Timed(toy.Sums):
             {"prompt_id": name, "token_ids": [self.tokens[name][0] + self.noise]} for name in names
         ]
         made = machine(processor=timings.processor(), threads=self.task.asked.threads or 2)
-        return made, json.dumps(
-            {"data": rows, "timings/runs": [{"threads": made["threads"]}]}
-        ).encode()
+        tables = {"data": rows, "timings/runs": [{"threads": made["threads"]}]}
+        return made, [nested(TIMED, tables)]
 
     @property
     def noise(self):
         return self.task.runtime.toy["tokens"].get(self.task.asked.threads, 0)
 
-    def facts(self, measured):
+    def metadata(self, measured):
         return {"machines": distinct(measured)}
 
 
@@ -145,7 +143,7 @@ def open_timed(task, inputs):
 def timed(task, inputs, out):
     names = inputs["prompts"].read(columns=["prompt_id"])["prompt_id"].to_pylist()
     finished = compute_shards(task, inputs, out, names, open_timed)
-    write_tables(task, out, [json.loads(shard.content()) for shard in finished], "prompt")
+    write_tables(task, out, finished, "prompt")
 
 
 def shown(_, inputs, out):
@@ -153,7 +151,7 @@ def shown(_, inputs, out):
     times = inputs["timed"].read("timings/runs")["threads"].to_pylist()
     out.write_rows([{"count": len(times)}])
     out.write_rows([{"threads": times[0]}], "timings/runs")
-    out.facts["machines"] = machines(inputs["timed"].record)
+    out.metadata["machines"] = machines(inputs["timed"].record)
 
 
 TIMED = toy.stage(
@@ -301,7 +299,7 @@ def test_killed_while_it_is_timed_again_loses_nothing(store, monkeypatch):
     """The finished shards wait for the same command; another command leaves them alone."""
     store.get(asking(1)[1])
     log(store)
-    write, written = shards.write_checked, []
+    write, written = shards.write_sealed, []
 
     def stopping(path, content):
         write(path, content)
@@ -310,7 +308,7 @@ def test_killed_while_it_is_timed_again_loses_nothing(store, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "write_checked", stopping)
+        patch.setattr(shards, "write_sealed", stopping)
         with pytest.raises(KeyboardInterrupt):
             store.get(asking(2)[1])
     assert log(store) == ["shard"] * 2
@@ -440,7 +438,7 @@ def test_right_answers_are_shown_whatever_they_were_timed_with(tmp_path):
     [task] = study.tasks["accuracy"]
 
     def answered(_, __, out):
-        out.facts["machines"] = [machine()]
+        out.metadata["machines"] = [machine()]
 
     study.store.get(replace(task, stage=replace(task.stage, compute=answered)))
     study.config = study.config.model_copy(
@@ -466,7 +464,7 @@ def test_a_command_that_asks_for_more_threads_prints_their_times(tmp_path, capsy
         told = capsys.readouterr().out
         assert f"cpu, {threads} CPU thread" in told
         assert ("decoding local: cached" in told) == (threads in contents)
-        assert made.facts["torch_threads"] == threads
+        assert made.metadata["torch_threads"] == threads
         assert "other tokens" not in told
         contents[threads] = made.directory
     assert len(set(contents.values())) == 2

@@ -14,9 +14,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.core.files import file_digest
-from pipeline.core.stage import Artifact, Json, ModelSpec, Out, Runtime, Stage, Task
+from pipeline.core.stage import Artifact, Identity, Json, ModelSpec, Out, Runtime, Stage, Task
 from pipeline.core.store import Store
-from pipeline.inputs.hub import Identity
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import wrap
 from pipeline.settings.methods import Method, method_entries

@@ -107,4 +107,4 @@ def contents(artifact):
             text = CONTENT.sub("content ...", path.read_text())
             yield path.relative_to(artifact.directory).as_posix(), text.splitlines()
     if stage == "prompts":
-        yield "facts", {"excluded": artifact.facts["excluded"]}
+        yield "facts", {"excluded": artifact.metadata["excluded"]}

@@ -34,7 +34,8 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         """Make random weights."""
         super().__init__()
-        d, width = config.hidden_size, config.head_dim
+        d = config.hidden_size
+        width = config.head_dim
         self.q_proj = nn.Linear(2 * d, config.num_attention_heads * width, bias=False)
         self.k_proj = nn.Linear(2 * d, config.num_key_value_heads * width, bias=False)
         self.v_proj = nn.Linear(2 * d, config.num_key_value_heads * width, bias=False)
@@ -82,7 +83,8 @@ class Eagle3Module(nn.Module):
         """Make random weights; `layers` hidden states are read, each normed with `fc_norm`."""
         super().__init__()
         config = LlamaConfig(**shape)
-        width, eps = config.hidden_size, config.rms_norm_eps
+        width = config.hidden_size
+        eps = config.rms_norm_eps
         norms = layers if fc_norm else 0
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps) for _ in range(norms))
         self.fc = nn.Linear(layers * width, width, bias=False)
@@ -118,7 +120,9 @@ def teacher_forced_outputs(
     at = torch.arange(n, device=embedded.device)
     rotation = head.rotation(at[None], embedded)
     features = head.fuse(pad(hidden[:, :-1], (0, 0, 0, 0, 1, 0)))  # of the token before
-    keys, values, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
+    keys = list[Tensor]()
+    values = list[Tensor]()
+    outputs = list[Tensor]()
     for d in range(depth):
         q, k, v = head.midlayer.project(embedded, features, rotation)
         keys.append(k)

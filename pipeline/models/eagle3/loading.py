@@ -20,14 +20,17 @@ from torch import Tensor, nn
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
-from pipeline.inputs.hub import HEAD_FILES, PICKLED, WHOLE, check_one_form, model_folder
+from pipeline.inputs.hub import model_folder
+from pipeline.inputs.integrity import WHOLE, check_one_form
+from pipeline.inputs.local_files import HEAD_FILES, PICKLED
 from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.models.products import use_fast_products
 
 # keys of a config.json in the format of vLLM's speculators
 SPECULATORS = ("speculators_model_type", "speculators_config", "transformer_layer_config")
-PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+PROJECTION = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
 TARGETS = "t2d"
 LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -41,7 +44,9 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> Eagle3Drafter:
     shape, layers, weights = check_head(spec, target)
     head = Eagle3Module(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
-    device, dtype, embedding = target.device, target.dtype, None
+    device = target.device
+    dtype = target.dtype
+    embedding = None
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
     head = head.eval().requires_grad_(False).to(device, dtype)
@@ -67,7 +72,8 @@ def check_head(
     Returns:
         Its config.json, after how many of the target's layers it reads a hidden state, its weights.
     """
-    key, path = spec.key, spec.settings.path
+    key = spec.key
+    path = spec.settings.path
     folder = model_folder(path, spec.identity.commit, HEAD_FILES, f"{key}.path")
     config = _config(folder, spec)
     layers = _layers(config, spec, target)
@@ -92,7 +98,8 @@ def check_head(
             f"{key}.path={path}: its weights can't be read: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from error
-    d, rows = wanted.hidden_size, wanted.vocab_size
+    d = wanted.hidden_size
+    rows = wanted.vocab_size
     drafted = config.get("draft_vocab_size") or rows
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
     expected |= {PROJECTION: [drafted, d]} | ({OFFSETS: [drafted]} if drafted != rows else {})

@@ -97,7 +97,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         return frame[(frame["rule"] == StrictGreedy().label) & (frame["target"] == target)]
 
     rows = []
-    for target in artifact.facts["targets"]:
+    for target in artifact.metadata["targets"]:
         row: Json = {"target": target, "drafter": task.settings["drafter"] or "none"}
         drafted = table("tables/acceptance", target)
         shown = {"accepted": "acceptance", "certified": "certified"}

@@ -147,8 +147,8 @@ def printed_rules(report: Task) -> list[Rule]:
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
     """Return the printed names. An engine's log without a name of its own has that of its model."""
     names = [
-        str(dump.facts["model"]).rstrip("/").rpartition("/")[2]
-        if label == UNNAMED and dump.facts.get("log")
+        str(dump.metadata["model"]).rstrip("/").rpartition("/")[2]
+        if label == UNNAMED and dump.metadata.get("log")
         else label
         for label, dump in zip(labels, dumps, strict=True)
     ]
@@ -266,7 +266,7 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
     """Yield the steps that certificates and closed forms are compared over; none of a log."""
-    if source.artifacts["distributions"].facts.get("log") is not None or target.dist is None:
+    if source.artifacts["distributions"].metadata.get("log") is not None or target.dist is None:
         return
     columns = []
     for rule, ends in target.certificates.items():

@@ -17,7 +17,7 @@ from PIL import Image
 
 from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
-from analysis.decoding.verdict import Advice, advise
+from analysis.decoding.verdict import Advice, Timed, advise
 from analysis.report.answers import FATES, median_answer
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
 from analysis.report.length_figure import NAME as LENGTHS
@@ -74,7 +74,7 @@ def page_files(
         costs=list(map(costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
         machine=machine_lines(sources),
-        soundness=[made["acceptance"].facts for made in artifacts if "acceptance" in made],
+        soundness=[made["acceptance"].metadata for made in artifacts if "acceptance" in made],
         relax=relax,
         relax_speed=relax_speed,
         bars=[item for item in items if item.name == BARS],
@@ -118,25 +118,18 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
     target = content.targets[at]
     if "log" in source.tasks["distributions"].settings:
         return log_advice(target)
-    speeds = None
-    ratios = None
-    predicted = None
-    busy: list[str] = []
+    timed = None
     if content.decoded:
         speeds = content.speeds[at]
-        ratios = content.ratios[at]
-        predicted = content.predicted[at]
         busy = signs_of_load(speeds)
+        timed = Timed(speeds, content.ratios[at], content.predicted[at], busy)
     return advise(
         target.label,
         content.results.drafter,
-        speeds,
+        timed,
         scores.get(target.label),
         content.task.settings["margin"] or 0.0,  # None where no answers were scored
-        busy=busy,
         command=command,
-        ratios=ratios,
-        predicted=predicted,
     )
 
 

@@ -41,8 +41,8 @@ from pipeline.stages.report.setup_text import extent, timed_machines
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Write the report of a study."""
     content = read_content(task, inputs)
-    out.facts["targets"] = [target.label for target in content.targets]
-    out.facts["machines"] = timed_machines(content.sources)
+    out.metadata["targets"] = [target.label for target in content.targets]
+    out.metadata["machines"] = timed_machines(content.sources)
     if not set(TABLE2) <= set(printed_rules(task)):
         print("The paper's tables lack rules: criteria=[paper,NAME] has them, too", flush=True)
     sections = [section for section in sections_of(content) if any(section.items)]
@@ -59,8 +59,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(text)
     untimed = [item for section, item in items if not section.timed]
-    out.facts["tables"] = [item.name for item in untimed if isinstance(item, Table)]
-    out.facts["figures"] = [item.name for item in untimed if not isinstance(item, Table)]
+    out.metadata["tables"] = [item.name for item in untimed if isinstance(item, Table)]
+    out.metadata["figures"] = [item.name for item in untimed if not isinstance(item, Table)]
 
 
 def sections_of(content: Content) -> Iterator[Section]:

@@ -82,7 +82,7 @@ def setup(target: Target, source: Source) -> dict[str, str]:
     is_log = "log" in source.tasks["prompts"].settings
     if not is_log:
         facts[MESSAGE] = "its first user message"
-    excluded = source.artifacts["prompts"].facts["excluded"]
+    excluded = source.artifacts["prompts"].metadata["excluded"]
     rows = [f"{of if is_log else of['rows']} {why}" for why, of in excluded.items()]
     if rows:
         facts["excluded rows"] = ", ".join(rows)
@@ -94,7 +94,7 @@ def _value(source: Source, name: str) -> Any:
     stage, *path = name.split(".")
     if stage not in source.tasks:
         return None
-    for entries in (source.artifacts[stage].facts, source.tasks[stage].settings):
+    for entries in (source.artifacts[stage].metadata, source.tasks[stage].settings):
         found: Any = entries
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -133,15 +133,17 @@ def machine_lines(sources: Sequence[Source]) -> list[str]:
 def machine(artifact: Artifact) -> str:
     """Return when and where an artifact was made, and with which versions, as one line."""
     record = artifact.record
-    facts = artifact.facts
+    metadata = artifact.metadata
     timed = machines(record)
     where: list[str | None] = [in_words(timed)]
     if not timed:
-        threads = f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None
-        device = facts.get("device") if facts.get("device") != "cpu" else None
+        threads = (
+            f"{metadata['torch_threads']} CPU thread(s)" if "torch_threads" in metadata else None
+        )
+        device = metadata.get("device") if metadata.get("device") != "cpu" else None
         torch = f"torch {record['versions']['torch']}"
         where = [record.get("date"), record.get("processor"), device, threads, torch]
-    workers = facts.get("workers", 1)
+    workers = metadata.get("workers", 1)
     parts = [
         *where,
         f"{workers} workers at once" if workers > 1 else None,
@@ -160,7 +162,7 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
         least = f"{tokens.min():,}"
         most = f"{tokens.max():,}"
         tokens_text = least if least == most else f"{least} to {most}"
-        failed = source.artifacts["decoding"].facts["failed_prompts"]
+        failed = source.artifacts["decoding"].metadata["failed_prompts"]
         failed_text = f" ({failed} more failed)" if failed else ""
         lines.append(
             f"{pair.target} with {pair.drafter}: {pair.n_prompts} prompts{failed_text} for every "

@@ -8,10 +8,10 @@ from analysis.decoding.schemes import NOTHING
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
-    Cut,
     Mars,
     Multiplicative,
     Rule,
+    Threshold,
     TopMAdditive,
     TopMMultiplicative,
     Typical,
@@ -106,13 +106,13 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule):
 def test_a_class_that_says_anew_what_it_accepts_is_shown_everything():
     class Sure(Additive):
         def cut(self, dist, /):
-            return Cut(offset=np.where(dist.entropy < 1.0, 1.0, 0.0))
+            return Threshold(offset=np.where(dist.entropy < 1.0, 1.0, 0.0))
 
     class Renamed(Additive):
         pass
 
-    assert Renamed.decided_by == Additive.decided_by == ("top_surprisal",)
-    assert Sure.decided_by == Rule.decided_by
+    assert Renamed.columns_read == Additive.columns_read == ("top_surprisal",)
+    assert Sure.columns_read == Rule.columns_read
     z = torch.full((2, V), -torch.inf)
     z[:, :3] = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
     assert says(Sure(0.5), z, torch.tensor([1, 1])).tolist() == [False, True]

@@ -95,7 +95,7 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     monkeypatch.setattr(pair, "decode_timed", short)
     monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
     made = stage([PROMPTS[0], [], PROMPTS[1], PROMPTS[0]])  # of 17 tokens, with answers of 12
-    found, facts = content(made), made.facts
+    found, facts = content(made), made.metadata
     fits = "head" in request.node.name  # which has no context of its own
     reasons = ["out of memory: CUDA", "prompt is empty", "exceed the context of the drafter, 20 "]
     failures = [(row["prompt_id"], row["reason"]) for row in found["failures"]]
@@ -155,7 +155,7 @@ def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target():
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage):
     made = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
-    runs, found = made.facts["runs"], content(made)
+    runs, found = made.metadata["runs"], content(made)
     shapes = {at: Topology(tuple(run["shape"].get("parents", ()))) for at, run in enumerate(runs)
               if "shape" in run}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
@@ -186,10 +186,10 @@ def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
     stage, target, drafter, request
 ):
     made = stage(PROMPTS[:2], chosen=TREES)
-    runs, found = made.facts["runs"], content(made)
+    runs, found = made.metadata["runs"], content(made)
     (run,) = {row["run"] for row in found["contexts"]}
     assert (runs[run]["drafter"], runs[run]["temperature"]) == ("none", 1.0)
-    assert made.facts["vocab_size"] == V
+    assert made.metadata["vocab_size"] == V
     answers = {row["prompt_id"]: row["token_ids"] for row in found["data"] if row["run"] == run}
     if "head" in request.node.name:  # it lacks half of the tokens
         assert {row["kl"] for row in found["contexts"]} == {math.inf}
@@ -230,7 +230,7 @@ def drafts_of(p, q, ranks, stored):
         columns[f"{prefix}log_tail"] = [tail] * len(ranks)
     table = pa.table(columns)
     facts = {"vocab_size": len(p), "k": stored, "certified_temperature": 1.0}
-    return SimpleNamespace(read=lambda columns: table.select(columns), facts=facts)
+    return SimpleNamespace(read=lambda columns: table.select(columns), metadata=facts)
 
 
 def test_trees_take_the_acceptance_that_stage_drafts_measured():
@@ -280,7 +280,7 @@ def test_look_up_needs_no_drafter(tmp_path):
     assert table["agreement"].eq(1).all()
     assert table["run"].tolist() == [0, 1, 0, 1]
     assert made.read("trajectory").num_rows == 0
-    assert made.facts["bytes"].keys() == {"target"}
+    assert made.metadata["bytes"].keys() == {"target"}
     assert not Study(*words, *methods.overrides(entry % "model")).tasks["decoding"]
 
 

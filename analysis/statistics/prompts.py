@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .rule_text import described
-from .statistics.bootstrap import Integers, PromptBootstrap
+from .bootstrap import PromptBootstrap, numbered
 
 
 def prompt_bootstrap(
@@ -25,12 +23,11 @@ def prompt_bootstrap(
     >>> prompt_bootstrap(["b", "b", "a"], resamples=20).count
     2
     """
-    labels = numbered("prompts", prompts)
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} is not allowed: give an integer of at least 1")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence!r} is not allowed: give a number in (0, 1)")
-    return PromptBootstrap(labels, resamples, confidence, seed)
+    return PromptBootstrap(prompts, resamples, confidence, seed)
 
 
 def positions(name: str, prompts: Any, steps: int) -> NDArray[np.int32]:
@@ -52,26 +49,3 @@ def positions(name: str, prompts: Any, steps: int) -> NDArray[np.int32]:
             "prompt together, in order"
         )
     return (np.arange(steps) - np.repeat(begins, np.diff([*begins, steps]))).astype(np.int32)
-
-
-def numbered(name: str, labels: Any) -> Integers:
-    """Return the (N,) number of each label, 0 .. P-1: in order in an array of numbers.
-
-    Others are numbered as they appear.
-
-    Raises:
-        ValueError: they are not one row, or one is missing.
-    """
-    import pandas as pd
-
-    if hasattr(labels, "detach"):  # a tensor of PyTorch, which is not imported here
-        labels = labels.detach().cpu().numpy()
-    is_row = getattr(labels, "ndim", 1) == 1 and isinstance(labels, Iterable)
-    values = pd.Series(list(labels) if is_row and not isinstance(labels, str) else [], dtype=object)
-    if values.empty:
-        raise ValueError(f"{name} is {described(labels)}: give one label a step, (N,)")
-    if values.isna().any():
-        raise ValueError(f"{name}: step {int(values.isna().argmax())} has no label")
-    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iuf":
-        return np.unique(labels, return_inverse=True)[1].astype(np.intp)
-    return pd.factorize(values)[0].astype(np.intp)

@@ -1,0 +1,106 @@
+"""The commits of the hub's repositories: as the cache notes them, else as the hub says.
+
+What the cache of the hub's client knows is used without a question to the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.files import write_whole
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+TIMEOUT = 8.0  # an answer of the hub is waited for
+TRIES = 2  # how often it is asked
+LONGEST_WAIT = 300  # s that a busy hub may ask for before the next try
+
+
+def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
+    """Return the commit of a revision: the cache's, else the hub's; as `newest_commit`."""
+    commit = cached_commit(name, revision, kind)
+    if commit is None:
+        commit = newest_commit(name, revision, kind, key)
+        keep_commit(name, revision, kind, commit)
+    return commit
+
+
+def cached_commit(name: str, revision: str | None, kind: str) -> str | None:
+    """Return the commit of a revision that the cache knows; None where it knows none."""
+    known = revision or ""
+    if not COMMIT.fullmatch(known):
+        place = _reference(name, revision, kind)
+        known = place.read_text(errors="replace").strip() if place.is_file() else ""
+    return known if COMMIT.fullmatch(known) else None
+
+
+def newest_commit(name: str, revision: str | None, kind: str, key: str) -> str:
+    """Ask the hub for the commit of a revision; arguments as of `hub_files`."""
+    from huggingface_hub import HfApi
+
+    with asking(name, key):
+        commit = str(HfApi().repo_info(name, revision=revision or "main", repo_type=kind).sha)
+        if not COMMIT.fullmatch(commit):
+            raise ValueError(f"{commit!r} is no commit")
+    return commit
+
+
+def keep_commit(name: str, revision: str | None, kind: str, commit: str) -> None:
+    """Note the commit of a revision where the hub's client does: later runs need no hub for it."""
+    if not COMMIT.fullmatch(revision or ""):
+        place = _reference(name, revision, kind)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError, FileNotFoundError):  # another process notes it
+            write_whole(place, commit.encode())
+
+
+def _reference(name: str, revision: str | None, kind: str) -> Path:
+    """Return the file in which the hub's client notes the commit of a revision."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+    return folder / "refs" / (revision or "main")
+
+
+@contextmanager
+def asking(name: str, key: str) -> Iterator[None]:
+    """Ask the hub, with limits where the client has none; its errors become one line."""
+    from huggingface_hub.utils import get_session, parse_ratelimit_headers
+
+    unanswered = Counter[str]()
+
+    def request(asked: Any) -> None:
+        if unanswered[str(asked.url)] == TRIES:
+            raise TimeoutError(f"{asked.url.host} does not answer")
+        unanswered[str(asked.url)] += 1
+        steps = ("connect", "read", "write", "pool")
+        asked.extensions["timeout"] = dict.fromkeys(steps, TIMEOUT)
+
+    def response(answer: Any) -> None:
+        unanswered[str(answer.request.url)] = 0
+        after = answer.headers.get("retry-after", "")
+        seconds = int(after) if after.isdigit() else 0
+        if (limit := parse_ratelimit_headers(answer.headers)) and not limit.remaining:
+            seconds = limit.reset_in_seconds
+        if answer.status_code >= 408 and seconds > LONGEST_WAIT:  # of what the client waits for
+            raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
+
+    hooks = get_session().event_hooks
+    hooks["request"].append(request)
+    hooks["response"].append(response)
+    try:
+        yield
+    except Exception as error:  # the hub's client raises many kinds
+        raise PipelineError(
+            f"{key}={name}: {type(error).__name__}: {first_line(error)}. Try again, or give "
+            f"a local directory: {key}=DIRECTORY"
+        ) from error
+    finally:
+        hooks["request"].remove(request)
+        hooks["response"].remove(response)
