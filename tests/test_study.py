@@ -147,7 +147,9 @@ def test_names_and_prompts_are_shown_as_they_are_given(small_study, monkeypatch)
     monkeypatch.setattr(style, "render", lambda *_: b"")  # drawing takes most of the time
     monkeypatch.setattr(page, "embedded", lambda _: "data:image/png,")
     read = inputs.read_target
-    monkeypatch.setattr(inputs, "read_target", lambda *of: replace(read(*of), prompts=[BROKEN] * 6))
+    monkeypatch.setattr(
+        inputs, "read_target", lambda *of: replace(read(*of), prompt_texts=[BROKEN] * 6)
+    )
     names = [r"9|$x$_<b>&amp;%#{a}\^~ *e* [k](u) `c`", "a <script>window.broken = 1", "D $^~`<img>"]
     keys = ["targets.mini_large", "targets.mini_small", "drafter"]
     renamed = [f"{key}.label='{name}'" for key, name in zip(keys, names, strict=True)]
