@@ -33,7 +33,8 @@ def continuation(
         longer = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
         if not len(longer):
             break
-        ends, matched = longer, n
+        ends = longer
+        matched = n
     if matched < min(longest, SHORTEST):
         return []
     begin = int(ends[0 if match == "earliest" else -1]) + 1
@@ -61,7 +62,8 @@ def lookup_calls(
     >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
     [(2, 2, 3)]
     """
-    done, calls = 1, []
+    done = 1
+    calls = []
     while done < len(answer):
         count = draft_length if limit is None else min(draft_length, limit - done - 1)
         draft = continuation([*prompt, *answer[:done]], longest, count, match)

@@ -237,13 +237,15 @@ def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
     prompts = decoded.answers.loc[decoded.answers["source"] == source, "prompt_id"].unique()
     of_source = pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=decoded.runs.index)
     if len(prompts):
-        answers, seconds, calls = (
-            table[table["prompt_id"].isin(prompts)]
-            for table in (decoded.answers, decoded.answer_seconds, decoded.calls)
-        )
+
+        def chosen(table: pd.DataFrame) -> pd.DataFrame:
+            return table[table["prompt_id"].isin(prompts)]
+
+        answers = chosen(decoded.answers)
+        seconds = chosen(decoded.answer_seconds)
         per_token = _per_token(replace(decoded, answers=answers, answer_seconds=seconds))
         of_source["speedup"] = per_token[decoded.baselines()] / per_token
-        of_source["tau"] = calls.groupby("run")["emitted"].mean()
+        of_source["tau"] = chosen(decoded.calls).groupby("run")["emitted"].mean()
     return of_source.assign(**dict.fromkeys(SPEEDUP_ENDS, math.nan))
 
 

@@ -288,15 +288,6 @@ def _relaxed(
         name = method_in_words(run)
         speed = compared.speed(run)
         own = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
-        right = "Its right answers were not measured"
-        if own is not None:
-            right = (
-                f"{own['right']} of {own['items']} answers were right, {own['alone']} without it"
-            )
-            judged = "excluded" if own["within"] else "not excluded"
-            right += f"; a loss of {100 * tolerated_loss:g} points is {judged}"
-        elif command:
-            right += f": run `{command} stage=accuracy`"
         when = f"If the text may change, in {run['engine']}" if run["engine"] else "In no engine"
         if run["accepted"] >= run["tested"]:
             texts.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
@@ -309,7 +300,7 @@ def _relaxed(
             offered.add(when)
             texts.append(
                 f"{when}: {name} was {speed}. It gives up {run['nats_given_up']:.2g} nats per "
-                f"token. {right}."
+                f"token. {_right_answers(own, tolerated_loss, command)}."
             )
     if relaxed and not texts:
         which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
@@ -319,6 +310,17 @@ def _relaxed(
             f"{compared.speed(relaxed[0])}."
         ]
     return texts
+
+
+def _right_answers(scored: Run | None, tolerated_loss: float, command: str) -> str:
+    """Return what is known of the right answers with a rule, given its row of scored answers."""
+    if scored is None:
+        unknown = "Its right answers were not measured"
+        return f"{unknown}: run `{command} stage=accuracy`" if command else unknown
+    counts = f"{scored['right']} of {scored['items']} answers were right"
+    judged = "excluded" if scored["within"] else "not excluded"
+    loss = f"a loss of {100 * tolerated_loss:g} points is {judged}"
+    return f"{counts}, {scored['alone']} without it; {loss}"
 
 
 def method_in_words(run: Run) -> str:

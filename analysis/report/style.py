@@ -49,9 +49,15 @@ ANONYMOUS: dict[str, dict[str, Any]] = {
 }
 CANVASES: dict[str, Any] = {"pdf": FigureCanvasPdf, "png": FigureCanvasAgg}
 # hues that stay distinct to colour-blind readers (Okabe and Ito)
-BLUE, VERMILION, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
-PURPLE, GREY = "#7B4FA3", "#B8B8B8"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+GREEN = "#009E73"
+PINK = "#CC79A7"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+BLACK = "#000000"
+PURPLE = "#7B4FA3"
+GREY = "#B8B8B8"
 # lines differ in style as well as in colour
 LINES = (
     (BLUE, (0, ())),

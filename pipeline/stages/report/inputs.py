@@ -84,7 +84,8 @@ def read_content(task: Task, inputs: Inputs) -> Content:
     dumps = [of_target["distributions"] for of_target in artifacts.values()]
     labels = printed_labels(task.settings["targets"], dumps)
     sources = list(map(Source, labels, tasks.values(), artifacts.values()))
-    targets = [read_target(task, source) for source in sources]
+    rules = [build(mapping) for mapping in task.settings["rules"]]
+    targets = [read_target(task, source, rules) for source in sources]
     timed = [source for source in sources if "decoding" in source.artifacts]
     decoded = [
         read_decoded(source.label, drafter, source.artifacts["decoding"]) for source in timed
@@ -106,7 +107,7 @@ def read_content(task: Task, inputs: Inputs) -> Content:
         task=task,
         sources=sources,
         targets=targets,
-        results=read_results(task, targets, sources),
+        results=read_results(task, targets, sources, rules),
         decoded=decoded,
         accepted=accepted,
         speeds=speeds,
@@ -139,11 +140,6 @@ def _judged_positions(source: Source) -> dict[str, PositionCounts]:
     return {} if acceptance is None else stored.read_position_counts(acceptance)
 
 
-def printed_rules(report: Task) -> list[Rule]:
-    """Return the rules that a report shows."""
-    return [build(mapping) for mapping in report.settings["rules"]]
-
-
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
     """Return the printed names. An engine's log without a name of its own has that of its model."""
     names = [
@@ -155,9 +151,8 @@ def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str
     return names if all(names) and len(set(names)) == len(names) else list(labels)
 
 
-def read_target(report: Task, source: Source) -> Target:
-    """Read the steps of a target from its artifacts."""
-    rules = printed_rules(report)
+def read_target(report: Task, source: Source, rules: Sequence[Rule]) -> Target:
+    """Read the steps of a target from its artifacts, with their certificates by these rules."""
     task = source.tasks["distributions"]
     artifact = source.artifacts["distributions"]
     steps = artifact.read(columns=["prompt_id", "position", "token_id"])
@@ -231,7 +226,9 @@ def blocks(steps: TopK) -> list[slice]:
     return [slice(at, at + stored.ROWS) for at in range(0, len(steps), stored.ROWS)]
 
 
-def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source]) -> Results:
+def read_results(
+    task: Task, targets: Sequence[Target], sources: Sequence[Source], rules: Sequence[Rule]
+) -> Results:
     """Compute the statistics of every target, and read those of a drafter where there is one."""
 
     def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
@@ -245,7 +242,6 @@ def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source
         "run_lengths": of_stage("run_lengths"),
         "parts": pd.concat(map(part_statistics, targets), ignore_index=True),
     }
-    rules = printed_rules(task)
     labels = [target.label for target in targets]
     if "acceptance" not in sources[0].artifacts:
         return Results(labels, {rule.label: rule for rule in rules}, frames)
