@@ -1,9 +1,9 @@
 """Products of few rows where MKL runs on a processor that is not Intel's.
 
-A pass over one to five tokens waits for the weights, so it should take as long over five tokens as
-over one. On such processors x Wᵀ of two to four rows takes up to four times as long as W xᵀ, which
-is the same sums in another order (docs/log.md). On Intel's, x Wᵀ is no slower; on ARM and macOS
-torch has no MKL.
+A pass over a few tokens waits for the weights, so it should hardly take longer than one over a
+single token. On such processors x Wᵀ of two to nine rows takes up to seven times as long as W xᵀ,
+which is the same sums in another order (docs/log.md). On Intel's, x Wᵀ is no slower; on ARM and
+macOS torch has no MKL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-MOST_ROWS = 5  # with more rows x Wᵀ is as fast
+MOST_ROWS = 9  # of a draft of eight tokens and the one before; with a few more x Wᵀ is as fast
 PROCESSORS = Path("/proc/cpuinfo")  # of Linux
 
 
@@ -34,16 +34,19 @@ class FewRowsLinear(nn.Linear):
         rows = input.numel() // self.in_features
         if not 0 < rows <= MOST_ROWS:
             return super().forward(input)
-        x = input.reshape(rows, self.in_features).contiguous()  # MKL is slow on a strided xᵀ
-        if rows == 1:
-            x = torch.cat(
-                [x, x]
-            )  # a single column goes to another function of MKL, 1.5 times slower
-        product = torch.mm(self.weight, x.T)[:, :rows]
-        outputs = product.T.contiguous()
+        outputs = product_weight_first(self.weight, input.reshape(rows, self.in_features))
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.view(*input.shape[:-1], self.out_features)
+
+
+def product_weight_first(weight: Tensor, x: Tensor) -> Tensor:
+    """Return x Wᵀ (n, m) of x (n, d) and W (m, d), computed as W xᵀ."""
+    rows = len(x)
+    x = x.contiguous()  # MKL is slow on a strided xᵀ
+    if rows == 1:  # MKL has another function for a single column, 1.5 times as slow
+        x = torch.cat([x, x])
+    return torch.mm(weight, x.T)[:, :rows].T.contiguous()
 
 
 def use_fast_products(*modules: nn.Module) -> None:

@@ -66,7 +66,7 @@ def multiplied(monkeypatch, layer, rows):
 @pytest.mark.parametrize(
     ("rows", "first"), [(1, [(40, 96)]), (MOST_ROWS, [(40, 96)]), (MOST_ROWS + 1, [])]
 )
-def test_the_weight_comes_first_up_to_five_rows(rows, first, processor, monkeypatch):
+def test_the_weight_comes_first_for_few_rows(rows, first, processor, monkeypatch):
     processor("AuthenticAMD")
     layer = linear()
     use_fast_products(layer)
