@@ -1,6 +1,7 @@
 """What the pages name exists, and the commands and keys that they print are understood."""
 
 import csv
+import itertools
 import pkgutil
 import re
 import shlex
@@ -97,6 +98,30 @@ def test_every_measured_table_names_its_command_and_date():
     assert set(re.findall(r"^\| `(\w+\.csv)` \|", page, re.M)) == tables
     named = set(re.findall(r"`(\w+\.csv)`", (ROOT / "docs" / "log.md").read_text()))
     assert named <= tables
+
+
+def test_every_interval_in_the_readme_is_in_a_measured_table():
+    columns = {"machines.csv": ("head", "lookup"), "carries_over.csv": ("",)}
+    measured = set()
+    for name, quantities in columns.items():
+        with (RESULTS / name).open() as file:
+            for row, of in itertools.product(list(csv.DictReader(file)), quantities):
+                named = (of or "value", *(f"{of}_{end}".strip("_") for end in ("low", "high")))
+                measured.add(tuple(row[column] for column in named))
+    found = re.findall(r"([\d.]+)(?: %)? \[([\d.]+), ([\d.]+)\]", (ROOT / "README.md").read_text())
+    assert len(found) > 8
+    assert set(found) <= measured
+
+
+def test_the_readmes_machines_are_the_measured_ones():
+    with (RESULTS / "machines.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    page = (ROOT / "README.md").read_text()
+    table = page.split("| machine | loop |")[1].split("\n\n")[0].splitlines()[2:]
+    printed = [line.strip("| ").split(" | ") for line in table]
+    wanted = [[row["machine"], row["loop"], row["pass_of_3"] or "–"] for row in rows]
+    assert [cells[:3] for cells in printed] == wanted
+    assert [cells[-1] for cells in printed] == [row["date"] for row in rows]
 
 
 def test_the_coverage_of_intervals_on_the_page_is_the_measured_one():
