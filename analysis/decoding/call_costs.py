@@ -8,9 +8,9 @@ acceptance rate at position i of a draft, given that the positions before it wer
     C(g) = seconds of a call with g drafted tokens / seconds of a call without a draft
     speed(g) = (1 + f (L(g) - 1)) / (1 + f (C(g) - 1))      (`over_all_passes`)
 
-where f is the share of the calls that draft anything, which is 1 but for look-up. The time before
-the first token is left out. Drafting pays while C(g) < L(g). Where a pass takes as long over
-several tokens as over one (it is bound by memory, as engines nearly are), C(g) = 1 + the seconds of
+where f is the share of the calls that draft, 1 except for look-up. The time before the first token
+is left out. Drafting pays while C(g) < L(g). Where decoding is bound by memory, as it nearly is in
+engines, a pass takes as long over several tokens as over one: then C(g) = 1 + the seconds of
 drafting over those of a call without a draft.
 """
 
@@ -169,7 +169,7 @@ def _seconds_of(medians: tuple[Floats, Floats], fixed: float | None) -> tuple[Fl
 def _costs(draft: Floats, target: Floats) -> Floats:
     """Return the cost (..., `LONGEST` + 1) of calls, from seconds of the lengths measured."""
     whole = (draft + target) / target[..., :1]
-    whole[..., 0] = 1.0  # nothing is drafted, but the moment between two marks
+    whole[..., 0] = 1.0  # nothing is drafted; the seconds recorded are those of the clock
     return extended_costs(whole, LONGEST)
 
 

@@ -50,9 +50,8 @@ def accuracy(
         it lies below 0; recovery, accuracy over the baseline's; changed, the share of answers that
         differ from the baseline's; nats_given_up, the log-probability given up: how many nats per
         token the emitted tokens are below the target's first choices, minus the baseline's;
-        departures, the share of
-        tokens that are not the target's first choice; tokens_per_call with its interval over items;
-        and speedup, the baseline's seconds per token over this run's.
+        departures, the share of tokens that are not the target's first choice; tokens_per_call with
+        its interval over items; and speedup, the baseline's seconds per token over this run's.
     """
     both = answered.answers.merge(answered.seconds, on=["task", "item_id", "run"])
     rows = []

@@ -1,12 +1,12 @@
 """The verdict on drafting for a target: draft or not, the method, and the numbers behind it.
 
-It is a pure function of the measurements, and names only methods that an engine runs (`engines`).
-One is recommended only if it is lossless and the lower end of its interval is above 1. With fewer
+It is a pure function of the measurements. A method is recommended only if it is lossless, an engine
+runs it (`engines`), and the lower end of its interval is above 1. Intervals are simultaneous
+(`analysis.decoding.speed.speedups`), so the best method can be picked after seeing them. With fewer
 than `FEW_PROMPTS` prompts, on a busy machine, or if no interval is above 1 and some contain it,
-nothing is decided. Intervals hold for all methods at once (`analysis.decoding.speed.speedups`), so
-that of the fastest method decides. A relaxed rule is offered if it is surely faster than the
-recommended method, by the interval of their paired ratio (`relaxed_ratios`), or than the target
-alone where no method is recommended.
+nothing is decided. A relaxed rule is offered if it is surely faster than the recommended method, by
+the interval of their paired ratio (`relaxed_ratios`), or than the target alone where no method is
+recommended.
 """
 
 from __future__ import annotations
@@ -188,9 +188,10 @@ def _answer(run: Run) -> str:
 
 
 def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the fastest method that is surely faster; without one that may be; without one at all.
+    """Return the best method: the fastest of those whose interval is above 1.
 
-    `runs` are in the order of their speed.
+    Without one, of those whose interval contains 1 or is undefined; else of all. `runs` are in the
+    order of their speed.
     """
     ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
     return dict(ordered[0]) if ordered else None
@@ -280,7 +281,7 @@ def _relaxed(
     tolerated_loss: float,
     command: str,
 ) -> list[str]:
-    """Return sentences on the rules that are surely faster, or that there are none."""
+    """Return sentences on the fastest surely faster rule of each engine, or that there is none."""
     scored = [] if answers is None else answers.to_dict("records")
     texts: list[str] = []
     offered: set[str] = set()

@@ -13,16 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.call_costs import CONFIGURED, Outlook
+from ..decoding.call_costs import CONFIGURED, GREEDY, Outlook
 from ..decoding.speed import SPEEDUP_ENDS
 from ..decoding.verdict import Advice, method_in_words
-from ..rules import StrictGreedy
 from ..statistics.estimate import Estimate
 from .results import Results
 from .table import Table, rows_by_method
 from .text import UNDEFINED, estimate_texts, number_text, percent_text, speed_texts
 
-GREEDY = StrictGreedy().label
 RELAXED: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: heading and format
     "acceptance": ("accepted", percent_text),
     "certified": ("certified", percent_text),
@@ -45,7 +43,7 @@ def methods_table(
     for of_target in advice:
         for method in of_target.drafters:
             accepted = Estimate.read(method, "rate")
-            if method["drafter"] == "model" and method["rule"] == GREEDY:
+            if method["drafter"] == CONFIGURED and method["rule"] == GREEDY:
                 accepted = results.acceptance[of_target.target, GREEDY, "acceptance"]
             rows.append(
                 {
@@ -73,13 +71,13 @@ def methods_table(
         "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
     }
     caption = (
-        "Each drafter with its fastest lossless method; γ: drafted tokens per call. Tokens per "
-        "call and accepted tokens carry over to your engine. The cost of a call, in passes of the "
-        "target over one token, and speed are of this machine and this project's loop, one request "
-        "at a time. Best length: predicted from both, after the first token. If longer passes cost "
-        "nothing: the same where a pass takes as long over several tokens as over one, as engines "
-        "nearly do. Accepted: of the drafter's first choices along the target's text; of look-up, "
-        "of the tokens it drafted."
+        "Each drafter with its best lossless method; γ: drafted tokens per call. Tokens per call "
+        "and accepted tokens carry over to an engine that drafts alike; speed and the cost of a call, "
+        "in passes of the target over one token, are of this machine and this project's loop, one "
+        "request at a time. Best length here: predicted from tokens and cost per call, without the "
+        "time to the first token. If longer passes cost nothing: the same if a pass over several "
+        "tokens took as long as over one, which is nearly true in engines. Accepted: of the "
+        "drafter's first choices along the target's text; of look-up, of the tokens it drafted."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 
@@ -126,7 +124,7 @@ def length_text(length: float, speed: float) -> str:
 def relax_table(
     results: Results, tried: Sequence[str], scores: Mapping[str, pd.DataFrame]
 ) -> Table | None:
-    """Return a row for each target and rule; None without a drafter.
+    """Return a row for each target and rule; None without a drafter, or a rule of tokens.
 
     `tried` are the labels of rules that were decoded with, `scores` the `losses` of targets whose
     answers were scored.
@@ -137,10 +135,12 @@ def relax_table(
     right_answers: list[str] = []
     for target in results.targets:
         scored = _by_rule(scores.get(target))
-        for rule in _relaxed_rules(results, [*tried, *scored]):
+        for rule in _token_rules(results, [*tried, *scored]):
             values = {name: results.acceptance[target, rule, name].value for name in RELAXED}
             rows.append({"target": target, "rule": rule, **values})
             right_answers.append(_right_answers(scored.get(rule)))
+    if not rows:
+        return None
     data = pd.DataFrame(rows)
     columns: dict[str, Any] = {
         heading: data[name].map(text) for name, (heading, text) in RELAXED.items()
@@ -173,7 +173,7 @@ def relax_speed_table(
     ]
     by_row = Estimate(*zip(*speeds, strict=True))
     cells = relax.cells.assign(**{"speed here, predicted": speed_texts(by_row)})
-    caption = f"{relax.caption} Predicted: with as many drafted tokens as the method above has."
+    caption = f"{relax.caption} Predicted: at the draft length of the drafter's method above."
     data = relax.data.assign(**by_row.columns("speed"))
     return Table("relax_speed", relax.title, caption, data, cells)
 
@@ -204,8 +204,11 @@ def _right_answers(scored: Mapping[Any, Any] | None) -> str:
     return f"{scored['right']} of {scored['items']}, {scored['alone']} without"
 
 
-def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
-    """Return the labels of each family that judges tokens: those tried, else the middle one."""
+def _token_rules(results: Results, tried: Sequence[str]) -> list[str]:
+    """Return the labels of rules that judge tokens, strict greedy too.
+
+    Of each family those tried, else the middle one.
+    """
     judged = set(results["acceptance"]["rule"])
     families: dict[str, list[str]] = {}
     for rule in results.rules.values():

@@ -34,7 +34,7 @@ def length_figure(
     def draw() -> Drawing:
         drawing, axes = grid(1, [pair.target for pair, _, _ in drawn], height=2.6)
         for axis, (pair, timed, table) in zip(axes[0], drawn, strict=True):
-            chains = timed[_is_greedy_chain(timed) & ~pair.of_trees]
+            chains = timed[_is_strict_greedy(timed) & ~pair.of_trees]
             axis.axhline(1, **LEVEL)
             axis.set(xlabel="drafted tokens per call", ylabel="times as fast as the target alone")
             titles = timed.set_index("drafter")["drafter_title"].to_dict()
@@ -49,13 +49,13 @@ def length_figure(
         NAME,
         "Speed by draft length",
         "Under strict greedy, after an answer's first token. Lines: predicted from the acceptance "
-        "by position and the cost of a call, each measured by itself; bands: 95 % intervals. "
+        "by position and the cost of a call, each measured by itself; bands: intervals. "
         "Points: timed methods. Dashed: if a pass took as long over several tokens as over one.",
         draw,
     )
 
 
-def _is_greedy_chain(timed: pd.DataFrame) -> pd.Series:
+def _is_strict_greedy(timed: pd.DataFrame) -> pd.Series:
     return (timed["rule"] == GREEDY) & (timed["temperature"] == 0) & timed["lossless"].astype(bool)
 
 
@@ -74,10 +74,10 @@ def _draw(axis: Axes, rows: pd.DataFrame, timed: pd.DataFrame, title: str, colou
         )  # fmt: skip
 
 
-def misses(speeds: pd.DataFrame, predicted: pd.DataFrame) -> list[str]:
-    """Return a sentence for each timed chain whose interval does not hold the prediction."""
+def misses(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[str]:
+    """Return a sentence for each of the timed chains whose interval misses the prediction."""
     sentences = []
-    for run in speeds[_is_greedy_chain(speeds) & (speeds["drafter"] != "none")].to_dict("records"):
+    for run in chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")].to_dict("records"):
         found = Outlook.of(predicted, run["drafter"], run["rule"])
         if found is None:
             continue

@@ -85,7 +85,7 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         "figure1",
         "Figure 1: probability of the most probable token",
         "Distribution of the probability of the argmax token over decoding steps. "
-        f"{above} have one above {VERY_CERTAIN:g}.",
+        f"{above} have a p₀ above {VERY_CERTAIN:g}.",
         draw,
     )
 

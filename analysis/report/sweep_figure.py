@@ -46,8 +46,8 @@ Curves = dict[str, tuple[pd.DataFrame, str]]  # label: rows and statistic
 def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     """Draw the statistics of a sweep over its first key, a column of panels for each target.
 
-    If the rows of a point differ in more than this key (a second key, rules, methods), each
-    combination, up to `MAX_LINES`, has a curve of at most two statistics. Numbers are drawn as
+    If rows also differ in a second key, in rules or methods, each combination has a curve of its
+    own, of at most two statistics; only the first `MAX_LINES` are drawn. Numbers are drawn as
     lines, other values as points; bars are intervals over prompts. None: nothing to draw.
     """
     if "draft_length" in table:  # 0 is the target alone

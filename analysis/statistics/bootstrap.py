@@ -34,7 +34,7 @@ LEAST_SPREAD = 1e-12  # of draws; below it is rounding
 # they say: benchmarks/results/bootstrap_coverage.csv
 FEW_PROMPTS = 30
 MOST_CLUSTERS = 8192  # that are resampled
-MOST_WEIGHTS = 2**24  # of clusters in resamples, beyond `ALWAYS_DRAWN` clusters
+MOST_WEIGHTS = 2**24  # resamples times clusters, but for `ALWAYS_DRAWN` clusters at least
 ALWAYS_DRAWN = 1000  # clusters that are resampled one by one, however many resamples there are
 
 
@@ -218,9 +218,9 @@ class PromptBootstrap:
 
 
 def numbered(name: str, labels: Any) -> Integers:
-    """Return the (N,) number of each label, 0 .. P-1: in order in an array of numbers.
+    """Return a number 0 .. P-1 for each of (N,) labels.
 
-    Others are numbered as they appear.
+    An array of numbers is numbered in its order, anything else as the labels appear.
 
     Raises:
         ValueError: they are not one row, or one is missing.

@@ -32,9 +32,9 @@ def index_entropy(rates: Floats) -> float:
 def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> float:
     """Return the bound of Theorem 4.2 on the tokens per call, log(k (L - 1) + L) / H[R].
 
-    It is attained where all ends are equally probable: R = 1/L, every node within some depth. L is
-    the number of `indices`, over all of which H[R] is (arXiv 2504.15475 takes the vocabulary size),
-    k the drafted tokens. This is equation (29), without `tight` (5): (log L + log(k + 1)) / H[R].
+    Equality holds where all endings are equally likely: R = 1/L, and a full tree. L is the number
+    of `indices`, which H[R] must cover (arXiv 2504.15475 takes the vocabulary size), k the drafted
+    tokens. This is equation (29), without `tight` (5): (log L + log(k + 1)) / H[R].
 
     >>> round(tunstall_upper(math.log(2), 2, 6), 9)
     3.0
@@ -46,9 +46,9 @@ def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
     """Return the bound of Lemma 4.3 on the tokens per call of k drafted tokens.
 
     (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m): the probability p_res
-    that the (d,) indices of `rates` leave over is spread evenly over m >= 1 more. The tree does not
-    use them, so every m gives a bound, also below the p_res / min R of the lemma. `tight` counts
-    the endings as in equation (29), log((k + 1)(d + m) - k).
+    that the (d,) indices of `rates` leave over is spread evenly over m >= 1 more. The tree uses
+    none of these, so any m gives a valid bound; the m >= p_res / min R of the lemma is not needed.
+    `tight` counts the endings as in equation (29), log((k + 1)(d + m) - k).
     """
     rest = _rest(rates)
     if rest == 0:

@@ -317,7 +317,11 @@ class Store:
         for work in sorted((self.root / stage.name).glob(".*.partial")):
             named = WORKSPACE.fullmatch(work.name)
             current = named is not None and named[2] == str(stage.version)
-            written = max(path.lstat().st_mtime for path in (work, *work.rglob("*")))
+            try:
+                written = max(path.lstat().st_mtime for path in (work, *work.rglob("*")))
+            except FileNotFoundError:  # another process goes on with it
+                left.append(work)
+                continue
             if named is None or (current and time.time() - written < ABANDONED * DAY):
                 left.append(work)
                 continue

@@ -60,8 +60,8 @@ def time_calls(
 ) -> Sequence[TargetCall]:
     """Return one call for each draft length from `LONGEST` to 0, at a prompt that was read.
 
-    Calls of the loop of `decode` itself, by the session's drafter, or with made-up drafts where
-    there is none. They follow an answer to the prompt, so one that is short leaves out the last.
+    They are calls of `decode`, with the session's drafter, or with made-up drafts if it has none.
+    They follow a known answer; one of n < LONGEST + 2 tokens gives drafts of n - 2 down to 0 alone.
     """
     device = session.target.device
     proposer: Proposer = TextProposer(lambda text, count: [text[-1]] * count, device)

@@ -78,7 +78,9 @@ class NeuralDrafter(Drafter):
 
     @classmethod
     def check(cls, spec: ModelSpec, target: LanguageModel) -> int | None:
-        """Check, before weights are read, that it can draft for a target without weights.
+        """Check, before any weights are read, that it can draft for a target.
+
+        The target is given without its weights.
 
         Returns:
             The rows of its own vocabulary; None where it has the target's.

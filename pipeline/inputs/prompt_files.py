@@ -143,8 +143,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         name = row.get("prompt_id")
         text = _joined(users[0].get("content"))
     elif "prompt" in row or "text" in row:
-        name = row.get("prompt_id", row.get("id"))
-        text = row.get("prompt", row.get("text"))
+        name = name_of(row)
+        text = row.get("text") if row.get("prompt") is None else row.get("prompt")
     else:
         raise PipelineError(
             f"{KEY}: row {at} (from 0) has no text; it has {', '.join(row) or 'nothing'}. Expected "
@@ -163,6 +163,11 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
     category = row.get("category")
     prompt = {"prompt_id": name, "text": text}
     return prompt | ({"source": category} if category and _is_text(category) else {})
+
+
+def name_of(row: Mapping[str, Any]) -> Any:
+    """Return the id that a row gives its prompt; None where it gives none."""
+    return row.get("id") if row.get("prompt_id") is None else row.get("prompt_id")
 
 
 def _joined(content: Any) -> Any:

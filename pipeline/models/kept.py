@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ _kept: dict[ModelSpec, LanguageModel] | None = None  # None: nothing is kept
 
 @contextmanager
 def kept_models() -> Iterator[None]:
-    """Load a model that several stages run once, while the context lasts."""
+    """Load each model only once while the context lasts, however many stages run it."""
     global _kept
     before = _kept
     _kept = {}
@@ -37,6 +38,7 @@ def load_once(spec: ModelSpec, load: Callable[[ModelSpec], LanguageModel]) -> La
 
 
 def release_models() -> None:
-    """Give up what is kept: no stage that follows runs a model."""
-    if _kept is not None:
+    """Give up what is kept, memory too: buffers of recorded passes refer to their model."""
+    if _kept:
         _kept.clear()
+        gc.collect()

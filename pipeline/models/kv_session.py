@@ -15,20 +15,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.models.devices import send
-from pipeline.models.eagle3.drafter import Eagle3Drafter
-from pipeline.models.language_model import LanguageModel
-from pipeline.models.recorded_passes import MOST_TOKENS, give_back, recorder_of
+from pipeline.models.recorded_passes import MOST_TOKENS, Model, give_back, recorder_of
 
 TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
-Model = LanguageModel | Eagle3Drafter  # both have the same `forward`
 
 
 def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
-    """Return the pass over n nodes of a tree of which m - n were read before, after a text.
+    """Return what gives the mask and positions of a pass over the last n of a tree's m nodes.
 
-    It is a function of the columns in the cache (the text, which every node sees, and the m - n
-    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a node sees a
-    column, else the least number of the dtype; and the positions (1, n).
+    The other m - n are in the cache, after the text, which every node sees. Given the number of
+    columns in the cache, it returns what is added to the attention scores (1, 1, n, columns + n), 0
+    where a node sees a column, else the least number of the dtype; and the positions (1, n).
 
     Args:
         seen: (n, m) which of the m nodes each sees; the last n columns are those of the pass.
@@ -90,6 +87,7 @@ class KVSession:
         self.layers = layers
         self._capacity = capacity
         self._padding = padding
+        self._drafts = drafts
         self._open()
         self._windows = [layer for layer in self.cache.layers if drafts and layer.is_sliding]
         for layer in self._windows:  # until the next roll-back they keep more than their window
@@ -97,7 +95,7 @@ class KVSession:
 
     def _open(self) -> None:
         """Take buffers for keys and values: where passes are recorded, those of a recorder."""
-        single = self._padding is None
+        single = self._padding is None and self._drafts  # others are read once, or in batches
         self._recorder = recorder_of(self.model, self._capacity, self.layers, shared=single)
         if self._recorder is None:
             self.cache = self.model.new_cache(self._capacity)
@@ -109,15 +107,15 @@ class KVSession:
     def prefill(self, ids: Tensor, keep: int = 1) -> Tensor:
         """Read prompts (B, n) as `append` does; return the logits after the last token only.
 
-        Columns that are padding behind the first rows are read by these alone: of a batch, the
-        longest prompts should come first.
+        Leading columns that are padding in all rows but the first few are read for those few rows
+        only. So put a batch's longest prompts first.
         """
         padding = self._padding
         if padding is None or not all(layer.is_croppable for layer in self.cache.layers):
             return self.append(ids, keep=keep)
         parts = [(0, 0), *_prefill_segments(padding.tolist(), ids.shape[1]), ids.shape]
         for (before, begin), (rows, end) in pairwise(parts):
-            if before:  # rows that join begin with columns of the last one, which they do not see
+            if before:  # rows that join start as copies of the last one, which padding hides
                 self.keep_rows(torch.arange(rows, device=ids.device).clamp(max=before - 1))
             self._padding = padding[:rows]
             logits = self.append(ids[:rows, begin:end], keep=keep)
@@ -171,7 +169,10 @@ class KVSession:
                 layer.show(self.length)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` columns; a window drops what it kept beyond its own for this."""
+        """Keep the first `length` columns.
+
+        A layer with a sliding window also drops the states that it held for the roll-back.
+        """
         kept = min(length, self.length)
         if self._recorder is not None:
             self.length = kept

@@ -200,11 +200,11 @@ class PreallocatedLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the buffers, whose shape is known only now."""
-        super().lazy_initialization(key_states, value_states)
-        self._buffers = [
+        self._buffers = [  # before the layer counts as initialized: memory may not suffice
             states.new_empty((*states.shape[:2], self._capacity, states.shape[3]))
             for states in (key_states, value_states)
         ]
+        super().lazy_initialization(key_states, value_states)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any

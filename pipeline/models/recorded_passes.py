@@ -24,14 +24,14 @@ MOST_TOKENS = 16  # of a row; longer passes read prompts, and their work outweig
 COLUMNS = 256  # to a multiple of which buffers are rounded up, so that texts can share them
 FIXED_ON_CPU = False
 
-Model = LanguageModel | Eagle3Drafter
+Model = LanguageModel | Eagle3Drafter  # both have the same `forward`
 
 
 class FixedLayer(PreallocatedLayer):
-    """Keys and values of one layer; while a pass is recorded they are written where a tensor says.
+    """Keys and values of one layer. A recorded pass writes to `columns`, any other pass appends.
 
     Attributes:
-        columns: (n,) of the next states, None outside recorded passes.
+        columns: (n,) of the cache that the next states take; None outside recorded passes.
     """
 
     columns: Tensor | None = None
@@ -71,6 +71,7 @@ class _Recording:
 
     replay: Callable[[], object]
     ids: Tensor  # (B, n)
+    padding: Tensor | None  # (B,) which a graph reads, so that it has to live as long
     columns: Tensor  # (n,) of the cache that the tokens take
     tree: tuple[Tensor, Tensor] | None  # mask and positions of a tree; None: of a chain
     features: Tensor | None  # of a head
@@ -138,12 +139,14 @@ class PassRecorder:
 
     def take(self, other: PassRecorder, length: int) -> None:
         """Copy the first `length` columns of another's buffers."""
-        for layer, source in zip(self.cache.layers, other.cache.layers, strict=True):
-            layer.copy_columns(source, length)
+        if other.is_initialized:
+            for layer, source in zip(self.cache.layers, other.cache.layers, strict=True):
+                layer.copy_columns(source, length)
 
     def forget(self) -> None:
-        """Give up the recordings: the texts, their padding and the buffers are others."""
+        """Drop the recordings: they refer to texts, padding and buffers that were replaced."""
         self._recordings.clear()
+        self._memory = None
 
     @property
     def _least(self) -> float:
@@ -194,7 +197,7 @@ class PassRecorder:
                     layer.columns = None
 
         replay, (logits, hidden) = self._recorded(run)
-        return _Recording(replay, ids, columns, tree, features, logits, hidden)
+        return _Recording(replay, ids, padding, columns, tree, features, logits, hidden)
 
     def _recorded(
         self, run: Callable[[], tuple[Tensor, Tensor | None]]
@@ -237,12 +240,15 @@ def recorder_of(
 ) -> PassRecorder | None:
     """Return buffers for texts of at most `capacity` tokens; None where nothing is recorded.
 
-    Those of a single text can be `shared` with texts before and after it.
+    Those of a single text can be `shared` with texts before and after it, which may be shorter.
     """
     if not can_record(model):
         return None
     capacity = -(-capacity // COLUMNS) * COLUMNS
-    free = _free(model, capacity, layers, torch.is_inference_mode_enabled()) if shared else []
+    if not shared:
+        return PassRecorder(model, capacity, layers)
+    free = _free(model, layers, torch.is_inference_mode_enabled())
+    free[:] = [recorder for recorder in free if recorder.capacity >= capacity]
     if not free:
         return PassRecorder(model, capacity, layers)
     recorder = free.pop()
@@ -251,19 +257,20 @@ def recorder_of(
 
 
 def give_back(recorder: PassRecorder) -> None:
-    """Let another text have the buffers and recordings of a single text that is gone."""
-    of = recorder.model, recorder.capacity, recorder.layers, recorder.inference
-    _free(*of).append(recorder)
+    """Let another text have the buffers and recordings of a single text that is gone.
+
+    Not where memory did not suffice for all of them.
+    """
+    if recorder.is_initialized:
+        _free(recorder.model, recorder.layers, recorder.inference).append(recorder)
 
 
-def _free(
-    model: Model, capacity: int, layers: Sequence[int], inference: bool
-) -> list[PassRecorder]:
+def _free(model: Model, layers: Sequence[int], inference: bool) -> list[PassRecorder]:
     """Return the recorders of a model that no text uses; they live as long as its weights."""
     weights = model.head if isinstance(model, Eagle3Drafter) else model.module
     pool: dict[tuple[Any, ...], list[PassRecorder]]
     pool = weights.__dict__.setdefault("free_pass_recorders", {})
-    return pool.setdefault((capacity, tuple(layers), model.vocab_size, inference), [])
+    return pool.setdefault((tuple(layers), model.vocab_size, inference), [])
 
 
 def can_record(model: Model) -> bool:

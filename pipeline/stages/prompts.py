@@ -20,6 +20,7 @@ from pipeline.inputs.prompt_files import (
     ExcludedRowError,
     PromptRows,
     messages_of,
+    name_of,
     read_row,
     source_files,
 )
@@ -141,7 +142,8 @@ def sample(
             if len(ids) > wanted.max_tokens:
                 raise ExcludedRowError("too long")
         except ExcludedRowError as reason:
-            found = {"source_row": at, "prompt_id": str(row.get("prompt_id"))}
+            given = name_of(row)
+            found = {"source_row": at, "prompt_id": "" if given is None else str(given)}
             excluded.setdefault(str(reason), []).append(found)
             continue
         chosen[values["prompt_id"]] = values | {"token_ids": ids, "n_tokens": len(ids)}

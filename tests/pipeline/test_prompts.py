@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from pipeline.core.errors import PipelineError
-from pipeline.inputs.prompt_files import source_files
+from pipeline.inputs.prompt_files import read_row, source_files
 from pipeline.models.tokens import encode
 from tests.pipeline import tiny
 
@@ -201,3 +201,16 @@ def test_a_template_that_fails_is_named(tmp_path):
     }.items():
         (model / "chat_template.jinja").write_text(template)
         refused(model, source, tmp_path / "store", f"its chat template fails: {message}")
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "text"),
+    [
+        ({"prompt_id": None, "id": "a", "prompt": None, "text": "b"}, "a", "b"),
+        ({"prompt_id": "x", "id": "a", "prompt": "c", "text": "b"}, "x", "c"),
+        ({"id": 7, "text": "b"}, "7", "b"),
+    ],
+)
+def test_a_null_of_a_parquet_column_hides_nothing(row, name, text):
+    found = read_row(row, 0)
+    assert (found["prompt_id"], found["text"]) == (name, text)

@@ -46,7 +46,7 @@ def growing(monkeypatch, work):
 
 def steps(model, prompt, more):
     """Logits after a prompt and then after passes over the tokens of `more`."""
-    session = KVSession(model, len(prompt) + sum(map(len, more)))
+    session = KVSession(model, len(prompt) + sum(map(len, more)), drafts=True)
     logits = [session.prefill(torch.tensor([prompt]))]
     return [*logits, *(session.append(torch.tensor([ids])) for ids in more)]
 
@@ -72,23 +72,67 @@ def test_buffers_end_where_texts_may(used, model, monkeypatch):
 
 @torch.inference_mode()
 def test_the_next_text_has_the_buffers_of_the_last(model):
-    first = KVSession(model, 20)
+    first = KVSession(model, 20, drafts=True)
     first.prefill(torch.tensor([[1, 2, 3]]))
     wanted = first.append(torch.tensor([[4]]))
     buffers = [layer.keys.data_ptr() for layer in first.cache.layers]
     first.cache.layers[0]._buffers[0].fill_(math.nan)  # as of a text whose states overflowed
     del first
     gc.collect()
-    second = KVSession(model, 30)
+    second = KVSession(model, 30, drafts=True)
     second.prefill(torch.tensor([[1, 2, 3]]))
     torch.testing.assert_close(second.append(torch.tensor([[4]])), wanted, rtol=0, atol=0)
     assert [layer.keys.data_ptr() for layer in second.cache.layers] == buffers
 
 
 @torch.inference_mode()
+def test_a_shorter_text_takes_larger_buffers_and_a_longer_one_replaces_them(model):
+    def pointers(capacity):
+        session = KVSession(model, capacity, drafts=True)
+        session.prefill(torch.tensor([[1, 2, 3]]))
+        return [layer.keys.data_ptr() for layer in session.cache.layers], session._recorder
+
+    long, recorder = pointers(COLUMNS + 1)
+    assert recorder.capacity == 2 * COLUMNS
+    del recorder
+    gc.collect()
+    assert pointers(10)[0] == long
+    gc.collect()
+    assert pointers(2 * COLUMNS + 1)[1].capacity == 3 * COLUMNS
+
+
+@torch.inference_mode()
+def test_buffers_for_which_memory_did_not_suffice_are_not_used_again(model, monkeypatch):
+    monkeypatch.setattr(model.module, "free_pass_recorders", {}, raising=False)
+    real = torch.Tensor.new_empty
+    left = [3]  # of the four buffers of two layers
+
+    def short(tensor, *size, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(tensor, *size, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", short)
+        with pytest.raises(torch.OutOfMemoryError):
+            KVSession(model, 20, drafts=True).prefill(torch.tensor([[1, 2, 3]]))
+    gc.collect()
+    session = KVSession(model, 20, drafts=True)
+    session.prefill(torch.tensor([[1, 2, 3]]))
+    assert session.append(torch.tensor([[4]])).isfinite().all()
+
+
+@torch.inference_mode()
+def test_a_copy_of_nothing_read_is_empty(model):
+    copied = KVSession(model, 20, drafts=True).copy(())
+    assert copied.prefill(torch.tensor([[1, 2, 3]])).isfinite().all()
+
+
+@torch.inference_mode()
 def test_two_texts_at_once_have_buffers_of_their_own(model):
-    one = KVSession(model, 20)
-    other = KVSession(model, 20)
+    one = KVSession(model, 20, drafts=True)
+    other = KVSession(model, 20, drafts=True)
     one.prefill(torch.tensor([[1, 2, 3]]))
     wanted = one.copy(()).append(torch.tensor([[4]]))
     other.prefill(torch.tensor([[9, 8, 7]]))
@@ -98,7 +142,7 @@ def test_two_texts_at_once_have_buffers_of_their_own(model):
 
 @torch.inference_mode()
 def test_a_copy_goes_its_own_way(model):
-    read = KVSession(model, 20)
+    read = KVSession(model, 20, drafts=True)
     read.prefill(torch.tensor([[1, 2, 3]]))
     read.append(torch.tensor([[4]]))
     copied = read.copy(())
@@ -146,7 +190,7 @@ def test_windows_and_experts_run_eagerly(config, recorded):
     model = of(config)
     assert can_record(model) == recorded
     with torch.inference_mode():
-        session = KVSession(model, 12)
+        session = KVSession(model, 12, drafts=True)
         session.prefill(torch.tensor([[1, 2, 3]]))
         assert session.append(torch.tensor([[4]])).isfinite().all()
     assert (session._recorder is not None) == recorded

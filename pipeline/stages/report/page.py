@@ -81,8 +81,10 @@ def page_files(
         lengths=[item for item in items if item.name == LENGTHS],
         misses=[
             line
-            for speeds, table in zip(content.speeds, content.predicted, strict=True)
-            for line in misses(speeds, table)
+            for pair, speeds, table in zip(
+                content.decoded, content.speeds, content.predicted, strict=True
+            )
+            for line in misses(speeds[~pair.of_trees], table)
         ],
         answers=[median_answer(target) for target in targets],
         fates=FATES,
