@@ -36,6 +36,7 @@ class EngineAnswer(NamedTuple):
     per_step: list[tuple[int, int]] | None = None  # (accepted, drafted) of every call in order
     ended: bool = False  # by the model, so that all accepted tokens may lie behind its end
     seconds: float = math.nan  # of the whole request
+    load: float = math.nan  # requests that were asked for at once
     decode_seconds: float = math.nan  # after prefill, by the engine's clock
 
     def without_drafts(self) -> EngineAnswer:

@@ -38,6 +38,7 @@ class Part(NamedTuple):
     body: Mapping[str, Any]  # the object
     content: Mapping[str, Any]  # the choice, or the object
     seconds: float  # that the request took, NaN where the file does not have it
+    load: float = math.nan  # requests that were asked for at once, NaN likewise
 
     @property
     def is_choice(self) -> bool:

@@ -117,6 +117,7 @@ def read_answer(part: Part) -> EngineAnswer | None:
         size=next((size for size in sizes if size), None),
         engine=engine.name,
         seconds=part.seconds,
+        load=part.load,
     )
     answer = fields.add_counts(answer, part)
     if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
