@@ -203,6 +203,13 @@ class Ask(Section):
     timeout: Annotated[float, Field(ge=1)]
 
 
+class WhatIf(Section):
+    """What `python -m pipeline.engine` predicts, beside what was measured."""
+
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None  # at each position of a draft
+    concurrent: Count | None  # requests at once
+
+
 class Decoding(Section):
     """Decoding with a drafter; `methods` is checked by `pipeline.settings.methods`."""
 
@@ -273,6 +280,7 @@ class Config(Section):
     decoding: Decoding
     solve: Solve
     ask: Ask
+    what_if: WhatIf
     accuracy: Accuracy
     statistics: Statistics
     device: Device

@@ -289,7 +289,7 @@ async def _send(
     load: int,
     timeout: float,
 ) -> dict[str, str]:
-    """Append an answer a line as it comes, of `load` at once; return the prompts without, and why."""
+    """Append answers as they come, of `load` at once; return the prompts without one, and why."""
     failed: dict[str, str] = {}
     models: list[str] = []  # that the answers name
     todo = iter(requests.items())

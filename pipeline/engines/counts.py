@@ -84,6 +84,7 @@ class Counts:
     requests: float = math.nan  # that got a first token
     engine_steps: float = math.nan  # passes of the engine, each for one or more requests
     model: str = ""  # as a page names it
+    replicas: int = 1  # engines that a page counts apart
     answers: Mapping[str, EngineAnswer] = field(default_factory=dict)  # by name; empty of a page
     excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
 

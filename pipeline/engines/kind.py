@@ -106,6 +106,8 @@ class Engine:
         cuts_drafts_at_limit: whether a draft never goes beyond the tokens that were asked for.
         length_key: its setting of the draft length.
         length_flags: the flags that set it; {n} tokens are drafted, {more} is one more.
+        schedule_key: its setting of the draft length by the number of requests that run, a list of
+            [first, last, length] from 1 on, both ends included; empty where it has none.
         logs_show_engine: whether `wrote` tells every answer of its with log-probabilities.
         raw_remedy: how to make it log the model's own values.
         processed: settings of a request that change the log-probabilities, and the error.
@@ -129,6 +131,7 @@ class Engine:
     cuts_drafts_at_limit: ClassVar[bool] = False
     length_key: ClassVar[str] = "draft length"
     length_flags: ClassVar[str] = ""
+    schedule_key: ClassVar[str] = ""
     logs_show_engine: ClassVar[bool] = True
     raw_remedy: ClassVar[str] = ""
     processed: ClassVar[Mapping[str, str]] = {}

@@ -5,6 +5,7 @@
 | counts of an answer | `vllm/v1/metrics/stats.py`: RequestSpecDecodeMetrics |
 | counts of drafts on a page | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm |
 | passes, tokens, seconds on a page | `vllm/v1/metrics/loggers.py` |
+| a schedule of draft lengths | `vllm/v1/spec_decode/dynamic/utils.py` |
 
 An answer has counts only with --per-request-spec-decode-metrics. They include tokens that the last
 call accepted beyond the end of the answer. On a page all passes are the observations of
@@ -94,6 +95,7 @@ class VLLM(Engine):
     counts_remedy = "start vLLM with --per-request-spec-decode-metrics detailed"
     length_key = LENGTH
     length_flags = "--speculative-config '{{..., \"" + LENGTH + "\": {n}}}'"
+    schedule_key = LENGTH + "_per_batch_size"
     logs_show_engine = False
     raw_remedy = "vLLM: --logprobs-mode raw_logprobs"
     metrics_prefix = "vllm:"
