@@ -9,6 +9,7 @@ import pandas as pd
 
 from pipeline.engines.comparison import Speed
 from pipeline.engines.counts import Counts
+from pipeline.engines.kind import BY_POSITION, MEAN_LENGTH, RATE
 from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 
@@ -46,6 +47,31 @@ def _shown(form: str, *ends: float) -> str:
     """Return a number as printed, or the two ends between which it lies."""
     printed = dict.fromkeys("-" if math.isnan(end) else format(end, form) for end in ends)
     return " to ".join(printed)
+
+
+def own_words(runs: Sequence[Run]) -> list[str]:
+    """Return what each run's engine would have printed of these counts, beside what is shown here.
+
+    An engine counts calls with a draft alone, and the tokens that the last call accepts beyond the
+    end of an answer.
+    """
+    lines = []
+    for run in runs:
+        counts = run.counts
+        drafts = counts.drafts or math.nan
+        values = {
+            MEAN_LENGTH: [1.0 + counts.accepted / drafts],
+            BY_POSITION: [accepted / drafts for accepted in counts.by_place],
+            RATE: [counts.accepted / (counts.drafted or math.nan)],
+        }
+        told = []
+        for name, figure in engine_named(run.engine).figures.items():
+            known = [_shown(".3f", value) for value in values[figure]]
+            if known and "-" not in known:
+                told.append(f"{name} {' '.join(known)}")
+        if told:
+            lines.append(f"{run.path.name} as {run.engine} prints it: {', '.join(told)}")
+    return lines
 
 
 def untold(runs: Sequence[Run]) -> list[str]:

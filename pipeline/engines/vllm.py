@@ -3,7 +3,7 @@
 | what | defined in |
 |---|---|
 | counts of an answer | `vllm/v1/metrics/stats.py`: RequestSpecDecodeMetrics |
-| counts of drafts on a page | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm |
+| counts of drafts on a page, and in the log | `vllm/v1/spec_decode/metrics.py` |
 | passes, tokens, seconds on a page | `vllm/v1/metrics/loggers.py` |
 | a schedule of draft lengths | `vllm/v1/spec_decode/dynamic/utils.py` |
 
@@ -15,14 +15,18 @@ inter_token_latency_seconds: one a pass and request, after the first token, whic
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import AliasPath, Field
 
 from pipeline.engines.counts import UNDRAFTED, Counts, EngineAnswer
 from pipeline.engines.kind import (
+    BY_POSITION,
     DRAFTS,
+    MEAN_LENGTH,
     OTHER,
+    RATE,
     AnswerFields,
     Count,
     Engine,
@@ -96,6 +100,13 @@ class VLLM(Engine):
     length_key = LENGTH
     length_flags = "--speculative-config '{{..., \"" + LENGTH + "\": {n}}}'"
     schedule_key = LENGTH + "_per_batch_size"
+    figures = MappingProxyType(
+        {
+            "Mean acceptance length": MEAN_LENGTH,
+            "Per-position acceptance rate": BY_POSITION,
+            "Avg Draft acceptance rate": RATE,
+        }
+    )
     logs_show_engine = False
     raw_remedy = "vLLM: --logprobs-mode raw_logprobs"
     metrics_prefix = "vllm:"
