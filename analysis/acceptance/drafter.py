@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..statistics.bootstrap import Flags, PromptBootstrap
+from ..statistics.bootstrap import Flags, PromptBootstrap, Resampling
 from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
@@ -60,6 +60,37 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]
     return [{"rule": judgement.rule.label, **row} for row in rows]
+
+
+def source_statistics(
+    judgements: Sequence[Judgement],
+    trajectories: Trajectories,
+    sources: Sequence[str],
+    statistics: Resampling,
+) -> list[Row]:
+    """Return what each rule accepts of the prompts of each source.
+
+    `sources` (P,) are those of the prompts. Rows have rule, source, the number of its prompts, and
+    the statistics acceptance, certified and measured_per_call of `rule_statistics`, over these
+    prompts alone.
+    """
+    steps = np.bincount(trajectories.prompt_index)
+    rows = []
+    for source in sorted(set(sources)):
+        chosen = np.flatnonzero([source == of for of in sources])
+        bootstrap = PromptBootstrap(np.arange(len(chosen)), *statistics)
+        for judgement in judgements:
+            calls = count_calls(judgement.accepted_by_depth, trajectories, None)
+            accepted = trajectories.total(judgement.accepted)[chosen]
+            certified = trajectories.total(judgement.certified)[chosen]
+            per_call = bootstrap.ratio(calls.tokens[chosen], calls.calls[chosen])
+            keys = {"rule": judgement.rule.label, "source": source, "prompts": len(chosen)}
+            rows += [
+                keys | _row("acceptance", bootstrap.ratio(accepted, steps[chosen])),
+                keys | _row("certified", bootstrap.ratio(certified, steps[chosen])),
+                keys | _row("measured_per_call", per_call),
+            ]
+    return rows
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
