@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 from filelock import FileLock, Timeout
@@ -49,6 +49,13 @@ WAIT = 1.0  # seconds before the second, doubled before each further one
 BUSY = httpx2.codes.TOO_MANY_REQUESTS
 SHOWN = 80  # characters of a long name that are kept
 USAGE = "python -m pipeline.ask URL [OVERRIDES]"
+
+
+class Prompt(NamedTuple):
+    """A prompt of a study."""
+
+    ids: Sequence[int]  # of its tokens
+    source: str  # its category, else its file
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -95,7 +102,7 @@ async def _save(
     client: httpx2.AsyncClient,
     server: servers.Server,
     study: Study,
-    prompts: Mapping[str, Sequence[int]],
+    prompts: Mapping[str, Prompt],
     path: Path,
     before: str | None,
     load: int,
@@ -104,7 +111,9 @@ async def _save(
     settings = study.config.ask
     wanted = study.config.distributions
     how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
-    requests = {name: servers.request_body(server, ids, *how) for name, ids in prompts.items()}
+    requests = {
+        name: servers.request_body(server, prompt.ids, *how) for name, prompt in prompts.items()
+    }
     answered = _read_answered(path, requests)
     record = path.with_suffix(".json")
     about = _about(server, load, before)
@@ -120,7 +129,7 @@ async def _save(
     _write_page(path.with_suffix(".before.txt"), before)
     _write_page(path.with_suffix(".after.txt"), None)
     began = time.time()
-    failed = await _send(client, server, todo, path, load, settings.timeout)
+    failed = await _send(client, server, todo, path, load, settings.timeout, prompts)
     seconds = round(time.time() - began, 3)
     after = await servers.metrics_page(client, server)
     _write_page(path.with_suffix(".after.txt"), after)
@@ -213,8 +222,8 @@ def _write_page(path: Path, page: str | None) -> None:
         write_whole(path, page.encode("utf-8", errors="replace"))
 
 
-def _prompts(study: Study) -> dict[str, list[int]]:
-    """Return the token ids of the study's prompts, sampled where that was not done yet."""
+def _prompts(study: Study) -> dict[str, Prompt]:
+    """Return the study's prompts, sampled where that was not done yet."""
     tasks = {task.key: task for task in study.tasks["prompts"]}
     if study.config.distributions.source != "model" or len(tasks) > 1:
         raise PipelineError(
@@ -222,8 +231,8 @@ def _prompts(study: Study) -> dict[str, list[int]]:
             f"{study.config.distributions.source}: give a study of models that share a tokenizer"
         )
     artifact = study.store.get(*tasks.values())
-    rows = artifact.read(columns=["prompt_id", "token_ids"]).to_pylist()
-    return {row["prompt_id"]: row["token_ids"] for row in rows}
+    rows = artifact.read(columns=["prompt_id", "token_ids", "source"]).to_pylist()
+    return {row["prompt_id"]: Prompt(row["token_ids"], row["source"]) for row in rows}
 
 
 def _name(study: Study, page: str | None) -> str:
@@ -288,6 +297,7 @@ async def _send(
     path: Path,
     load: int,
     timeout: float,
+    prompts: Mapping[str, Prompt],
 ) -> dict[str, str]:
     """Append answers as they come, of `load` at once; return the prompts without one, and why."""
     failed: dict[str, str] = {}
@@ -311,7 +321,7 @@ async def _send(
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
                     line |= {"seconds": round(took, 6), "began": round(began, 6)}
-                    line["concurrent"] = load
+                    line |= {"concurrent": load, "source": prompts[name].source}
                     # as ASCII: a text may be no valid Unicode
                     file.write(json.dumps(sealed(line)) + "\n")
                     file.flush()

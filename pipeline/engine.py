@@ -35,7 +35,7 @@ from pipeline.engines.loads import Load, by_load, rows_of, screen_of
 from pipeline.engines.recommendation import recommendation
 from pipeline.engines.runs import Run, read_run, run_files
 from pipeline.engines.schedule import schedule, what_if
-from pipeline.engines.screen import own_words, screen, untold
+from pipeline.engines.screen import by_source, own_words, screen, untold
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"
@@ -57,7 +57,11 @@ def main(arguments: Sequence[str]) -> None:
                 given = "a study to check with" if checked else "what_if"
                 raise PipelineError(f"{given} was given, and not BASE and SPEC: {USAGE}")
             hint = "for the speed give the same server without drafts as well: BASE SPEC..."
-            print("\n".join([*screen(runs), *own_words(runs), *_unknown(runs), hint]))
+            print(
+                "\n".join(
+                    [*screen(runs), *own_words(runs), *by_source(runs), *_unknown(runs), hint]
+                )
+            )
             return
         loads, left_out = by_load(runs, Resampling(**vars(settings.statistics)))
         print("\n".join(_of_one_load(loads[0], runs) if len(loads) == 1 else _by_load(loads, runs)))
@@ -95,15 +99,15 @@ def _unknown(runs: Sequence[Run]) -> list[str]:
 def _of_one_load(load: Load, runs: Sequence[Run]) -> list[str]:
     """Return what is printed of runs at one load."""
     advice = recommendation(load.base, load.runs, load.speeds)
-    table = [*screen(load.runs, load.speeds), *own_words(load.runs)]
+    table = [*screen(load.runs, load.speeds), *own_words(load.runs), *by_source(load.runs)]
     return [*table, *load.notes, *_unknown(runs), *advice]
 
 
 def _by_load(loads: Sequence[Load], runs: Sequence[Run]) -> list[str]:
     """Return what is printed of runs at several loads."""
     notes = [f"load {load.requests}: {note}" for load in loads for note in load.notes]
-    words = own_words([run for load in loads for run in load.runs])
-    table = [*screen_of(rows_of(loads)), *words]
+    drafted = [run for load in loads for run in load.runs]
+    table = [*screen_of(rows_of(loads)), *own_words(drafted), *by_source(drafted)]
     return [*table, *notes, *_unknown(runs), *schedule(loads)]
 
 

@@ -159,6 +159,9 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     seconds = took if isinstance(took, float) and 0 < took < 1e7 else math.nan
     at_once = value.get("concurrent")
     load = float(at_once) if type(at_once) is int and 1 <= at_once <= MOST_LOAD else math.nan
+    source = value.get("source", value.get("category"))  # Spec-Bench has the category
+    source = printable(source) if isinstance(source, str) else ""
+    told = seconds, load, source
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
@@ -168,9 +171,9 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
         own = printable(name or body.get("id") or body.get("request_id") or fallback)
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]
         pairs = zip(names, choices, strict=True)
-        return [Part(one, line, request, body, choice, seconds, load) for one, choice in pairs]
+        return [Part(one, line, request, body, choice, *told) for one, choice in pairs]
     if has_own_layout(body):
-        return [Part(printable(name or fallback), line, request, body, body, seconds, load)]
+        return [Part(printable(name or fallback), line, request, body, body, *told)]
     return NO_ANSWER
 
 

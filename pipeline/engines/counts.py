@@ -37,6 +37,7 @@ class EngineAnswer(NamedTuple):
     ended: bool = False  # by the model, so that all accepted tokens may lie behind its end
     seconds: float = math.nan  # of the whole request
     load: float = math.nan  # requests that were asked for at once
+    source: str = ""  # of the prompt
     decode_seconds: float = math.nan  # after prefill, by the engine's clock
 
     def without_drafts(self) -> EngineAnswer:

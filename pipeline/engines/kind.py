@@ -42,6 +42,7 @@ class Part(NamedTuple):
     content: Mapping[str, Any]  # the choice, or the object
     seconds: float  # that the request took, NaN where the file does not have it
     load: float = math.nan  # requests that were asked for at once, NaN likewise
+    source: str = ""  # of the prompt, empty likewise
 
     @property
     def is_choice(self) -> bool:

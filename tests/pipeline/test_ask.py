@@ -431,6 +431,7 @@ def test_a_list_of_loads_is_asked_load_by_load(outputs, prompts):
         rows = lines(outputs, f"loads-at-{load}")
         assert {row["custom_id"] for row in rows} == prompts.keys()
         assert {row["concurrent"] for row in rows} == {load}
+        assert {row["source"] for row in rows} == {"prompts.jsonl"}
         about = json.loads((folder / f"loads-at-{load}.json").read_text())
         assert about["concurrent"] == load
         assert 1 <= about["in_flight"] <= load
