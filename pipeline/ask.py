@@ -82,12 +82,11 @@ async def _ask(url: str, study: Study) -> None:
     ) as client:
         server = await servers.open_server(client, address, settings.model)
         prompts = _prompts(study)
+        name = _name(study, await servers.metrics_page(client, server))
         for load in loads:
             before = await servers.metrics_page(client, server)
-            name = _name(study, before)
-            if isinstance(wanted, list):
-                name += f"-at-{load}"
-            path = Path(study.config.outputs) / "answers" / f"{name}.jsonl"
+            own = f"{name}-at-{load}" if isinstance(wanted, list) else name
+            path = Path(study.config.outputs) / "answers" / f"{own}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(path.with_name(f".{path.stem}.lock"), timeout=0):

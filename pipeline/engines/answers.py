@@ -42,7 +42,7 @@ OTHER_PACKERS = {
 }
 MOST_RATIO = 50  # of unpacked to packed bytes; logs have 5 to 20
 FREE_BYTES = 64 * 2**20  # that may be unpacked whatever the ratio
-MOST_LOAD = 1_000_000  # requests at once; more are damage
+MOST_LOAD = 100_000  # requests at once; more are damage
 PIECE = 2**20  # bytes unpacked at once
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
 

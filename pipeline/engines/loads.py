@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -43,7 +44,7 @@ class Load:
     speeds: Sequence[Speed]
     notes: Sequence[str]
 
-    @property
+    @cached_property
     def measured(self) -> dict[int, tuple[Run, Speed]]:
         """The runs that compare, by draft length; of one length the fastest."""
         pairs = [
@@ -53,7 +54,7 @@ class Load:
         ]
         return {run.length or 0: (run, speed) for run, speed in sorted(pairs, key=_times)}
 
-    @property
+    @cached_property
     def costs(self) -> Costs | None:
         """The costs that were seen at this load; None where no step's cost is known."""
         known = {
@@ -252,8 +253,8 @@ def _base_of(run: Run, bases: Sequence[Run]) -> int | None:
     for base in bases:
         told = base.page is not None and None in (run.asked, base.asked)
         loads = run.page.load, base.page.load if told and base.page else math.nan
-        ratio = max(loads) / min(loads)
-        ratios.append(ratio if ratio <= SAME_LOAD else math.inf)  # NaN compares as false
+        same = 0 < max(loads) <= SAME_LOAD * min(loads)  # NaN compares as false
+        ratios.append(max(loads) / min(loads) if same else math.inf)
     nearest = min(range(len(bases)), key=ratios.__getitem__)
     return nearest if math.isfinite(ratios[nearest]) else None
 

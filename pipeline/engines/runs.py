@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import read_bytes
+from pipeline.engines.answers import MOST_LOAD, read_bytes
 from pipeline.engines.counts import Counts
 from pipeline.engines.pages import is_page, page_difference, page_of
 from pipeline.engines.registry import engine_named
@@ -44,7 +44,7 @@ class Run:
         told = {answer.load for answer in self.counts.answers.values()}
         of_answers = told.pop() if len(told) == 1 else math.nan
         number = self.record.get("concurrent", of_answers)
-        if isinstance(number, int | float) and number >= 1:  # NaN compares as false
+        if isinstance(number, int | float) and 1 <= number <= MOST_LOAD:  # NaN compares as false
             return int(number)
         return None
 
@@ -69,9 +69,10 @@ class Run:
     @property
     def load(self) -> int | None:
         """The load: as it was asked for, else requests in a step of the engine; None: not told."""
-        if self.asked is not None or self.page is None or math.isnan(self.page.load):
+        if self.asked is not None or self.page is None:
             return self.asked
-        return max(1, round(self.page.load))
+        told = 0 < self.page.load <= MOST_LOAD  # NaN compares as false
+        return max(1, round(self.page.load)) if told else None
 
     @property
     def tokens(self) -> float:

@@ -349,3 +349,23 @@ def test_prefill_takes_part_of_the_seconds_of_whole_requests(tmp_path):
     assert predicted[0] == pytest.approx(1.0)
     assert predicted[2] == pytest.approx(1.6)
     assert np.all(np.diff(predicted[:3]) > 0)
+
+
+@pytest.mark.parametrize("asked", [0, -1, "8", True, None, 10**9, float("inf"), float("nan")])
+def test_a_record_with_a_damaged_load_tells_none(asked, tmp_path):
+    """The page beside it does, unless that is damaged, too."""
+    path = write(tmp_path, "a", 1.0, asked=asked, served=4)
+    run = read_run(path)
+    assert run.load == (1 if asked is True else 4)
+    assert read_run(write(tmp_path, "b", 1.0, asked=asked, served=1e9)).load == (
+        1 if asked is True else None
+    )
+
+
+def test_the_answers_tell_their_load_without_a_record(tmp_path):
+    from tests.pipeline.test_engine_comparison import answer, rows
+
+    values = [answer(f"c{at}", 11, 1.0, "a") | {"concurrent": 4} for at in range(3)]
+    assert read_run(rows(tmp_path / "a.jsonl", values)).load == 4
+    values[0]["concurrent"] = 8  # two loads in a file
+    assert read_run(rows(tmp_path / "a.jsonl", values)).load is None
