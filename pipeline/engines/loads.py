@@ -104,7 +104,7 @@ class Costs:
             of_length = "beyond the longest"
         else:
             of_length = "between lengths"
-        return " ".join(part for part in (of_length, self.origin) if part)
+        return (", " if self.ends else " ").join(part for part in (of_length, self.origin) if part)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ def _predicted(loads: Sequence[Load], requests: int, lengths: set[int]) -> int:
 
 
 def _in_words(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][2] == 0:
+        return "no drafts at any load"
     parts = []
     for first, last, length in ranges:
         tokens = f"{length} token{'' if length == 1 else 's'}" if length else "none"

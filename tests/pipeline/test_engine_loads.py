@@ -103,7 +103,7 @@ def test_the_schedule_is_what_vllm_reads(tmp_path, capsys):
     ("costs", "said"),
     [
         ({1: 1.2, 2: 1.3}, "schedule: 2 tokens from 1 on|schedule: 2 tokens for 1 to 2"),
-        ({1: 2.0, 2: 2.1}, "schedule: none for 1 to 2 requests at once\n"),
+        ({1: 2.0, 2: 2.1}, "schedule: no drafts at any load\n"),
         ({4: 1.2, 5: 2.0}, "schedule: 2 tokens for 1 to 4 requests at once, none from 5 on\n"),
     ],
 )
@@ -163,7 +163,7 @@ def test_costs_between_loads_have_the_lengths_of_both(tmp_path):
     loads, _ = loads_of(tmp_path)
     costs = costs_at(loads, 4)
     assert costs.lengths == {2}
-    assert costs.source(1) == "between lengths between loads 1 and 16"
+    assert costs.source(1) == "between lengths, between loads 1 and 16"
     assert costs.steps[1] == pytest.approx((1.1 + 2.0) / 2, rel=1e-3)
 
 
