@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from annotated_types import Len
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 StageName = Literal[  # each after its inputs
     "prompts",
@@ -79,6 +79,14 @@ def _device(value: str) -> str:
     return value
 
 
+def _loads(value: Any) -> Any:
+    loads = value if isinstance(value, list) else [value]
+    whole = all(type(load) is int and load >= 1 for load in loads)
+    if not loads or not whole or len(set(loads)) < len(loads):
+        raise ValueError("should be a whole number from 1 on, or a list of different ones")
+    return value
+
+
 def _different(values: list[T]) -> list[T]:
     if len(values) != len(set(values)):
         raise ValueError("should have no value twice")
@@ -94,6 +102,7 @@ Seed = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Different = AfterValidator(_different)
+Loads = Annotated[int | list[int], BeforeValidator(_loads)]  # requests at once
 
 
 class Section(BaseModel):
@@ -190,8 +199,15 @@ class Ask(Section):
     name: Name | None  # of the files
     model: str | None
     log_probs: Seed
-    concurrent: Count
+    concurrent: Loads
     timeout: Annotated[float, Field(ge=1)]
+
+
+class WhatIf(Section):
+    """What `python -m pipeline.engine` predicts, beside what was measured."""
+
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None  # at each position of a draft
+    concurrent: Count | None  # requests at once
 
 
 class Decoding(Section):
@@ -264,6 +280,7 @@ class Config(Section):
     decoding: Decoding
     solve: Solve
     ask: Ask
+    what_if: WhatIf
     accuracy: Accuracy
     statistics: Statistics
     device: Device

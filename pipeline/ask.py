@@ -3,19 +3,22 @@
 ``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, or of llama.cpp's server. Prompts
 are those of stage prompts (made if they are missing), the length of answers is
 `distributions.steps`, and temperature and seed are those of `distributions`. Keys of its own:
-ask.log_probs (how many per token; 0: token ids only), ask.model, ask.concurrent (requests at once),
-ask.timeout (seconds for a whole answer), ask.name. A server's key is that in OPENAI_API_KEY.
+ask.log_probs (how many per token; 0: token ids only), ask.model, ask.concurrent (requests at once;
+a list: once for each load), ask.timeout (seconds for a whole answer), ask.name. A server's key is
+that in OPENAI_API_KEY.
 
 Writes below outputs/answers: NAME.jsonl, which `pipeline.engine` and `study=log` read; NAME.json,
-which server was asked and how; and the server's page of /metrics before and after the requests. If
-it is stopped, run the same command again: it goes on with the prompts without an answer, unless the
-server has another model by then. A login in URL (http://user:password@host) is not stored.
+which server was asked and how; and the server's page of /metrics before and after the requests. For
+a list of loads each NAME ends with -at-LOAD. If it is stopped, run the same command again: it goes
+on with the prompts without an answer, unless the server has another model by then. A login in URL
+(http://user:password@host) is not stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import platform
 import sys
@@ -23,12 +26,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 from filelock import FileLock, Timeout
 
-from conf.schema import LONGEST_NAME, Ask
+from conf.schema import LONGEST_NAME
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import digest, regular, slug, write_whole
 from pipeline.core.shards import progress_bar
@@ -49,6 +52,13 @@ SHOWN = 80  # characters of a long name that are kept
 USAGE = "python -m pipeline.ask URL [OVERRIDES]"
 
 
+class Prompt(NamedTuple):
+    """A prompt of a study."""
+
+    ids: Sequence[int]  # of its tokens
+    source: str  # its category, else its file
+
+
 def main(arguments: Sequence[str]) -> None:
     """Ask the server that the command line names."""
     with command(USAGE, __doc__, arguments):
@@ -60,45 +70,53 @@ def main(arguments: Sequence[str]) -> None:
 
 async def _ask(url: str, study: Study) -> None:
     settings = study.config.ask
+    wanted = settings.concurrent
+    loads = wanted if isinstance(wanted, list) else [wanted]
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     address, login = servers.split_login(url)
     async with httpx2.AsyncClient(
         timeout=httpx2.Timeout(servers.PATIENCE, read=None, pool=None),  # of the whole: `fetch`
-        limits=httpx2.Limits(max_connections=settings.concurrent),
+        limits=httpx2.Limits(max_connections=max(loads)),
         headers={"Authorization": f"Bearer {key}"} if key else {},
         auth=login,
         trust_env=False,
     ) as client:
         server = await servers.open_server(client, address, settings.model)
         prompts = _prompts(study)
-        before = await servers.metrics_page(client, server)
-        path = Path(study.config.outputs) / "answers" / f"{_name(study, before)}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(path.with_name(f".{path.stem}.lock"), timeout=0):
-                await _save(client, server, study, prompts, path, before)
-        except Timeout:
-            raise PipelineError(
-                f"another command writes to {path}: wait for it, or give ask.name=NAME"
-            ) from None
+        name = _name(study, await servers.metrics_page(client, server))
+        for load in loads:
+            before = await servers.metrics_page(client, server)
+            own = f"{name}-at-{load}" if isinstance(wanted, list) else name
+            path = Path(study.config.outputs) / "answers" / f"{own}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with FileLock(path.with_name(f".{path.stem}.lock"), timeout=0):
+                    await _save(client, server, study, prompts, path, before, load)
+            except Timeout:
+                raise PipelineError(
+                    f"another command writes to {path}: wait for it, or give ask.name=NAME"
+                ) from None
 
 
 async def _save(
     client: httpx2.AsyncClient,
     server: servers.Server,
     study: Study,
-    prompts: Mapping[str, Sequence[int]],
+    prompts: Mapping[str, Prompt],
     path: Path,
     before: str | None,
+    load: int,
 ) -> None:
-    """Ask for the answers that a file lacks; write it, and what lies beside it."""
+    """Ask for the answers that a file lacks, `load` at once; write it, and what lies beside it."""
     settings = study.config.ask
     wanted = study.config.distributions
     how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
-    requests = {name: servers.request_body(server, ids, *how) for name, ids in prompts.items()}
+    requests = {
+        name: servers.request_body(server, prompt.ids, *how) for name, prompt in prompts.items()
+    }
     answered = _read_answered(path, requests)
     record = path.with_suffix(".json")
-    about = _about(server, settings, before)
+    about = _about(server, load, before)
     if answered:
         _check_same_server(record, about, answered.values())
     todo = {name: body for name, body in requests.items() if name not in answered}
@@ -106,12 +124,12 @@ async def _save(
         print(f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for others")
         return
     # of no page until all is done: a run that is killed leaves none that covers its answers
-    counts = {"answers": len(answered), "answers_of_pages": 0, "seconds": 0.0}
+    counts: dict[str, Any] = {"answers": len(answered), "answers_of_pages": 0, "seconds": 0.0}
     _write_json(record, about | counts)
     _write_page(path.with_suffix(".before.txt"), before)
     _write_page(path.with_suffix(".after.txt"), None)
     began = time.time()
-    failed = await _send(client, server, todo, path, settings)
+    failed = await _send(client, server, todo, path, load, settings.timeout, prompts)
     seconds = round(time.time() - began, 3)
     after = await servers.metrics_page(client, server)
     _write_page(path.with_suffix(".after.txt"), after)
@@ -119,6 +137,7 @@ async def _save(
         "answers": len(requests) - len(failed),
         "answers_of_pages": len(todo) - len(failed),  # those between the two pages
         "seconds": seconds,
+        "in_flight": _in_flight(path),
     }
     _write_json(record, about | counts)
     if failed:
@@ -128,6 +147,8 @@ async def _save(
             f"{reason}. The same command asks for these again"
         )
     told = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
+    if counts["in_flight"] is not None:
+        told += f", {counts['in_flight']:.1f} requests in flight on average, {load} at most"
     if after is None:
         told += f"; no counts on /metrics{_page_hint(server)}"
     print(f"{told}\nanswers: {relative(path)}", flush=True)
@@ -139,7 +160,7 @@ def _page_hint(server: servers.Server) -> str:
     return f" (start {server.engine} with {flag})" if flag else ""
 
 
-def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str, Any]:
+def _about(server: servers.Server, load: int, page: str | None) -> dict[str, Any]:
     """Return what NAME.json says of a server; `page` is its page before the requests."""
     return {
         "url": server.url,
@@ -147,7 +168,7 @@ def _about(server: servers.Server, settings: Ask, page: str | None) -> dict[str,
         "version": server.version,
         "draft_length": _draft_length(server, page),
         "machine": f"{platform.machine()}, {platform.system()}",
-        "concurrent": settings.concurrent,
+        "concurrent": load,
     }
 
 
@@ -161,7 +182,7 @@ def _draft_length(server: servers.Server, page: str | None) -> int | None:
 def _check_same_server(
     record: Path, about: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Refuse to go on with answers of another model, engine or draft length."""
+    """Refuse to go on with answers of another model, engine, draft length or load."""
     other = "give ask.name=NAME for a new file"
     if not record.is_file():
         if all("model" in request for request in requests):
@@ -181,6 +202,12 @@ def _check_same_server(
                 f"{record} has answers of {name}={printable(known[name])}, the server now has "
                 f"{printable(about[name])}: {other}, or start the server as it was"
             )
+    load = known.get("concurrent", about["concurrent"])
+    if load != about["concurrent"]:
+        raise PipelineError(
+            f"{record} has answers of concurrent={printable(load)}, not {about['concurrent']}: "
+            f"{other}, or go on with ask.concurrent={printable(load)}"
+        )
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -195,8 +222,8 @@ def _write_page(path: Path, page: str | None) -> None:
         write_whole(path, page.encode("utf-8", errors="replace"))
 
 
-def _prompts(study: Study) -> dict[str, list[int]]:
-    """Return the token ids of the study's prompts, sampled where that was not done yet."""
+def _prompts(study: Study) -> dict[str, Prompt]:
+    """Return the study's prompts, sampled where that was not done yet."""
     tasks = {task.key: task for task in study.tasks["prompts"]}
     if study.config.distributions.source != "model" or len(tasks) > 1:
         raise PipelineError(
@@ -204,8 +231,8 @@ def _prompts(study: Study) -> dict[str, list[int]]:
             f"{study.config.distributions.source}: give a study of models that share a tokenizer"
         )
     artifact = study.store.get(*tasks.values())
-    rows = artifact.read(columns=["prompt_id", "token_ids"]).to_pylist()
-    return {row["prompt_id"]: row["token_ids"] for row in rows}
+    rows = artifact.read(columns=["prompt_id", "token_ids", "source"]).to_pylist()
+    return {row["prompt_id"]: Prompt(row["token_ids"], row["source"]) for row in rows}
 
 
 def _name(study: Study, page: str | None) -> str:
@@ -268,9 +295,11 @@ async def _send(
     server: servers.Server,
     requests: Mapping[str, Any],
     path: Path,
-    settings: Ask,
+    load: int,
+    timeout: float,
+    prompts: Mapping[str, Prompt],
 ) -> dict[str, str]:
-    """Append an answer a line as it comes; return the prompts without one, and why."""
+    """Append answers as they come, of `load` at once; return the prompts without one, and why."""
     failed: dict[str, str] = {}
     models: list[str] = []  # that the answers name
     todo = iter(requests.items())
@@ -282,7 +311,8 @@ async def _send(
         async def work() -> None:
             for name, request in todo:
                 try:
-                    response, took = await _answer(client, server, request, settings.timeout)
+                    response, took = await _answer(client, server, request, timeout)
+                    began = time.time() - took
                     models.append(printable(response.get("model") or server.model))
                     if models[-1] != models[0]:
                         raise PipelineError(f"it was answered by {models[-1]}, not {models[0]}")
@@ -290,14 +320,32 @@ async def _send(
                     failed[name] = str(error)
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
-                    line["seconds"] = round(took, 6)
+                    line |= {"seconds": round(took, 6), "began": round(began, 6)}
+                    line |= {"concurrent": load, "source": prompts[name].source}
                     # as ASCII: a text may be no valid Unicode
                     file.write(json.dumps(sealed(line)) + "\n")
                     file.flush()
                 bar.update(1)
 
-        await asyncio.gather(*(work() for _ in range(min(settings.concurrent, len(requests)))))
+        await asyncio.gather(*(work() for _ in range(min(load, len(requests)))))
     return failed
+
+
+def _in_flight(path: Path) -> float | None:
+    """Return how many requests of a file were in flight, on average while any was.
+
+    None where a line of an earlier version does not say when it began.
+    """
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+    if not rows or any("began" not in row for row in rows):
+        return None
+    spans = sorted((row["began"], row["began"] + row["seconds"]) for row in rows)
+    busy = 0.0
+    until = -math.inf
+    for begin, end in spans:
+        busy += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return round(sum(row["seconds"] for row in rows) / busy, 3)
 
 
 async def _answer(

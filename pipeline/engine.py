@@ -1,9 +1,14 @@
-"""Which draft length an engine should have: ``python -m pipeline.engine BASE SPEC...``.
+"""Which draft length an engine should have: ``python -m pipeline.engine BASE... SPEC...``.
 
 BASE is a run of a server without drafts, each SPEC one of the same server with drafts. A run is a
 file of answers that ``pipeline.ask`` saved, or that an OpenAI-compatible server gave, or a page of
-/metrics. Prints acceptance by position, tokens per pass, what a step costs, the speed with its
-interval, and the recommended draft length. For a single file it prints the counts.
+/metrics; a directory stands for the runs in it. Prints acceptance by position, tokens per pass,
+what a step costs, the speed with its interval, and the recommended draft length. For a single file
+it prints the counts.
+
+With a BASE for each of several loads, runs are compared by load: one table, the draft length for
+each load, and a figure below outputs/engine. what_if.acceptance=A and what_if.concurrent=N predict
+the speed at another acceptance rate or load, at the costs that were measured.
 
 With the study that was asked (``study=mini target=mini_large drafter=mini``, for prompt look-up
 ``drafter=none decoding.lookup_match=earliest``) it also checks each SPEC, and ends with status 1
@@ -19,17 +24,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.errors import PipelineError
+from pipeline.core.files import slug, write_whole
+from pipeline.core.store import relative
 from pipeline.core.terminal import command
 from pipeline.engines.answers import counted
-from pipeline.engines.comparison import compare
+from pipeline.engines.loads import Load, by_load, rows_of, screen_of
 from pipeline.engines.recommendation import recommendation
-from pipeline.engines.runs import Run, read_run
-from pipeline.engines.screen import screen, untold
+from pipeline.engines.runs import Run, read_run, run_files
+from pipeline.engines.schedule import schedule, what_if
+from pipeline.engines.screen import by_source, own_words, screen, untold
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
-USAGE = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
+USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"
 OF_A_STUDY = ("study=", "target=", "drafter=")
 
 
@@ -39,29 +49,83 @@ def main(arguments: Sequence[str]) -> None:
         files, overrides = files_and_overrides(arguments)
         settings = settings_of(composed(overrides))
         checked = any(word.startswith(OF_A_STUDY) for word in overrides)
+        supposed = settings.what_if.acceptance is not None or settings.what_if.concurrent
         if not files:
             raise PipelineError(f"no file was given, and not BASE and SPEC: {USAGE}")
-        if checked and len(files) == 1:
-            raise PipelineError(f"a study to check with was given, and not BASE and SPEC: {USAGE}")
-        runs = [read_run(Path(file), settings.decoding.draft_length) for file in files]
-        print("\n".join(_lines(runs, Resampling(**vars(settings.statistics)))))
-        if checked and not _checked(runs[0], runs[1:], overrides):
+        runs = _read(files, settings.decoding.draft_length)
+        if len(runs) == 1:
+            if checked or supposed:
+                given = "a study to check with" if checked else "what_if"
+                raise PipelineError(f"{given} was given, and not BASE and SPEC: {USAGE}")
+            hint = "for the speed give the same server without drafts as well: BASE SPEC..."
+            print(
+                "\n".join(
+                    [*screen(runs), *own_words(runs), *by_source(runs), *_unknown(runs), hint]
+                )
+            )
+            return
+        loads, left_out = by_load(runs, Resampling(**vars(settings.statistics)))
+        print("\n".join(_of_one_load(loads[0], runs) if len(loads) == 1 else _by_load(loads, runs)))
+        print("\n".join(left_out), end="\n" if left_out else "")
+        if len(loads) > 1:
+            _write(loads, Path(settings.outputs) / "engine")
+        if supposed:
+            print("\n".join(what_if(loads, settings.what_if)))
+        results = [_checked(load.base, load.runs, overrides) for load in loads if checked]
+        if not all(results):
             raise SystemExit(1)
 
 
-def _lines(runs: Sequence[Run], statistics: Resampling) -> list[str]:
-    """Return what is printed of runs, of which the first is BASE, or of a single one."""
-    unknown = untold(runs)
+def _read(files: Sequence[str], length: int | None) -> list[Run]:
+    """Read runs; a directory stands for those in it, of which those without drafts come first."""
+    runs = []
+    for path in map(Path, files):
+        if path.is_dir():
+            inside = [read_run(file, length) for file in run_files(path)]
+            runs += sorted(inside, key=lambda run: run.counts.drafting is not False)
+        else:
+            runs.append(read_run(path, length))
+    return runs
+
+
+def _unknown(runs: Sequence[Run]) -> list[str]:
+    """Return a line for what a run does not tell, or what of it was left out."""
+    lines = untold(runs)
     for run in runs:
         if run.counts.excluded:
-            unknown.append(f"{run.path.name}: left out: {counted(run.counts.excluded)}")
-    if len(runs) == 1:
-        hint = "for the speed give the same server without drafts as well: BASE SPEC..."
-        return [*screen(runs), *unknown, hint]
-    base, *others = runs
-    speeds, notes = compare(base, others, statistics)
-    advice = recommendation(base, others, speeds)
-    return [*screen(others, speeds), *notes, *unknown, *advice]
+            lines.append(f"{run.path.name}: left out: {counted(run.counts.excluded)}")
+    return lines
+
+
+def _of_one_load(load: Load, runs: Sequence[Run]) -> list[str]:
+    """Return what is printed of runs at one load."""
+    advice = recommendation(load.base, load.runs, load.speeds)
+    table = [*screen(load.runs, load.speeds), *own_words(load.runs), *by_source(load.runs)]
+    return [*table, *load.notes, *_unknown(runs), *advice]
+
+
+def _by_load(loads: Sequence[Load], runs: Sequence[Run]) -> list[str]:
+    """Return what is printed of runs at several loads."""
+    notes = [f"load {load.requests}: {note}" for load in loads for note in load.notes]
+    drafted = [run for load in loads for run in load.runs]
+    table = [*screen_of(rows_of(loads)), *own_words(drafted), *by_source(drafted)]
+    return [*table, *notes, *_unknown(runs), *schedule(loads)]
+
+
+def _write(loads: Sequence[Load], folder: Path) -> None:
+    """Write the table of loads and its figure, and print their names."""
+    from analysis.report.load_figure import load_figure
+    from analysis.report.style import render
+    from analysis.report.table import csv_text
+
+    table = pd.DataFrame([row.columns() for row in rows_of(loads)])
+    name = f"{slug(loads[0].base.path.name.partition('.')[0])}_speed_by_load"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{name}.csv", csv_text(table, digits=None).encode())
+    figure = load_figure(table.dropna(subset=["load", "draft_length", "speed"]))
+    for kind in ("pdf", "png"):
+        write_whole(folder / f"{name}.{kind}", render(figure, kind))
+    print(f"speed by load: {relative(folder)}/{name}.csv, .pdf, .png")
 
 
 def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:

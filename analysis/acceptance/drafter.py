@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, PromptBootstrap
+from ..statistics.bootstrap import Flags, PromptBootstrap, Resampling
 from ..statistics.estimate import Estimate
 from ..statistics.prompts import prompt_bootstrap
 from ..statistics.trajectories import Trajectories, count_calls
@@ -81,6 +81,37 @@ def acceptance_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
             row |= estimate.columns(name) if bootstrap.count > 1 else {name: estimate.value}
         rows.append(row)
     return pd.DataFrame(rows).set_index("rule")
+
+
+def source_statistics(
+    judgements: Sequence[Judgement],
+    trajectories: Trajectories,
+    sources: Sequence[str],
+    statistics: Resampling,
+) -> list[Row]:
+    """Return what each rule accepts of the prompts of each source.
+
+    `sources` (P,) are those of the prompts. Rows have rule, source, the number of its prompts, and
+    the statistics acceptance, certified and measured_per_call of `rule_statistics`, over these
+    prompts alone.
+    """
+    steps = np.bincount(trajectories.prompt_index)
+    rows = []
+    for source in sorted(set(sources)):
+        chosen = np.flatnonzero([source == of for of in sources])
+        bootstrap = PromptBootstrap(np.arange(len(chosen)), *statistics)
+        for judgement in judgements:
+            calls = count_calls(judgement.accepted_by_depth, trajectories, None)
+            accepted = trajectories.total(judgement.accepted)[chosen]
+            certified = trajectories.total(judgement.certified)[chosen]
+            per_call = bootstrap.ratio(calls.tokens[chosen], calls.calls[chosen])
+            keys = {"rule": judgement.rule.label, "source": source, "prompts": len(chosen)}
+            rows += [
+                keys | _row("acceptance", bootstrap.ratio(accepted, steps[chosen])),
+                keys | _row("certified", bootstrap.ratio(certified, steps[chosen])),
+                keys | _row("measured_per_call", per_call),
+            ]
+    return rows
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:

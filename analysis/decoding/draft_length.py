@@ -62,6 +62,19 @@ def extended_costs(costs: Floats, longest: int) -> Floats:
     return np.concatenate([costs, beyond], axis=-1)[..., : longest + 1]
 
 
+def between_loads(load: float, below: tuple[float, Floats], above: tuple[float, Floats]) -> Floats:
+    """Return values (...) at a load, from those at a load below and at one above.
+
+    Linear in the logarithm of the load: the cost of a step rises from the load at which a pass is
+    no longer bound by memory, and levels out where it is bound by computing.
+
+    >>> between_loads(4, (1, np.array([1.0, 1.2])), (16, np.array([2.0, 2.2]))).round(2).tolist()
+    [1.5, 1.7]
+    """
+    weight = math.log(load / below[0]) / math.log(above[0] / below[0])
+    return below[1] + weight * (above[1] - below[1])
+
+
 def speed_by_length(rates: Sequence[float] | Floats, costs: Sequence[float] | Floats) -> Floats:
     """Return the speed over the target alone, L(gamma) / costs[gamma], for each cost given.
 

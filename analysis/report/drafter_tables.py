@@ -1,7 +1,7 @@
 """Tables of a drafter's acceptance: accepted and certified steps by rule, and by depth.
 
-They print the frames `acceptance` (target, rule, statistic, value, ...) and `breakdown` (the same
-by depth) of stage acceptance.
+They print the frames `acceptance` (target, rule, statistic, value, ...), `sources` (the same by
+source of the prompt) and `breakdown` (by depth) of stage acceptance.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import pandas as pd
 from ..acceptance.drafter import RACES, RACES_LOWER, SPECULATIVE
 from ..acceptance.target_statistics import representative_rules
 from ..rules import Rule
+from ..statistics.estimate import Estimate
 from ..statistics.run_lengths import with_censored
 from .results import Results
 from .table import Table, cells_to_grid
-from .text import percent_text, run_text, share_texts
+from .text import estimate_texts, percent_text, run_text, share_texts
 
 COLUMNS = {  # statistic: heading
     "acceptance": "accepted",
@@ -83,6 +84,26 @@ def acceptance_table(results: Results) -> Table:
         data,
         table.rename(index={**results.titles, **SAMPLED})
         .rename(columns=COLUMNS, level=1)
+        .rename_axis(index="Rule"),
+    )
+
+
+def source_table(results: Results) -> Table | None:
+    """Return the share that each rule accepts of each source; None of prompts of one source."""
+    data = results.select("sources", statistic="acceptance")
+    if data.empty or data["source"].nunique() < 2:
+        return None
+    data = data[data["rule"].isin(results.rules)]
+    cells = estimate_texts(Estimate.read(data), percent=True)
+    return Table(
+        "sources",
+        "Accepted steps by source of the prompt",
+        f"Steps of {results.drafter} that each rule accepts along the target's own text, by the "
+        "category of the prompt, or else its file. In brackets: intervals over the prompts of the "
+        "source.",
+        data,
+        cells_to_grid(data, "rule", ["target", "source"], cells)
+        .rename(index=results.titles)
         .rename_axis(index="Rule"),
     )
 

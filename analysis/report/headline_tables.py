@@ -71,13 +71,14 @@ def methods_table(
         "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
     }
     caption = (
-        "Each drafter with its best lossless method; γ: drafted tokens per call. Tokens per call "
-        "and accepted tokens carry over to an engine that drafts alike. Speed and the cost of a "
-        "call, in passes of the target over one token, are of this machine and this project's loop, one "
-        "request at a time. Best length here: predicted from tokens and cost per call, without the "
-        "time to the first token. If longer passes cost nothing: the same if a pass over several "
-        "tokens took as long as over one, which is nearly true in engines. Accepted: of the "
-        "drafter's first choices along the target's text; of look-up, of the tokens it drafted."
+        "Each drafter with its best lossless method; γ: drafted tokens per call. Tokens per "
+        "call and accepted tokens carry over to an engine that drafts alike. Speed and the cost "
+        "of a call, in passes of the target over one token, are of this machine and this "
+        "project's loop, one request at a time. Best length here: predicted from tokens and "
+        "cost per call, without the time to the first token. If longer passes cost nothing: the "
+        "same if a pass over several tokens took as long as over one, which is nearly true in "
+        "engines. Accepted: of the drafter's first choices along the target's text; of look-up, "
+        "of the tokens it drafted."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 

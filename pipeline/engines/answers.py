@@ -42,6 +42,7 @@ OTHER_PACKERS = {
 }
 MOST_RATIO = 50  # of unpacked to packed bytes; logs have 5 to 20
 FREE_BYTES = 64 * 2**20  # that may be unpacked whatever the ratio
+MOST_LOAD = 100_000  # requests at once; more are damage
 PIECE = 2**20  # bytes unpacked at once
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
 
@@ -156,6 +157,11 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     choices = body.get("choices")
     took = value.get("seconds")
     seconds = took if isinstance(took, float) and 0 < took < 1e7 else math.nan
+    at_once = value.get("concurrent")
+    load = float(at_once) if type(at_once) is int and 1 <= at_once <= MOST_LOAD else math.nan
+    source = value.get("source", value.get("category"))  # Spec-Bench has the category
+    source = printable(source) if isinstance(source, str) else ""
+    told = seconds, load, source
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
@@ -165,9 +171,9 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
         own = printable(name or body.get("id") or body.get("request_id") or fallback)
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]
         pairs = zip(names, choices, strict=True)
-        return [Part(one, line, request, body, choice, seconds) for one, choice in pairs]
+        return [Part(one, line, request, body, choice, *told) for one, choice in pairs]
     if has_own_layout(body):
-        return [Part(printable(name or fallback), line, request, body, body, seconds)]
+        return [Part(printable(name or fallback), line, request, body, body, *told)]
     return NO_ANSWER
 
 

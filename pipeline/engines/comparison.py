@@ -22,7 +22,6 @@ from analysis.report.text import estimate_text
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.estimate import Estimate
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import printable
 from pipeline.engines.counts import UNDRAFTED, Counts
 from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
@@ -46,6 +45,8 @@ class Speed(NamedTuple):
     cost: float = math.nan
     rough: bool = False  # the interval is from the number of requests alone
     compares: bool = True  # with the base
+    decoding: float = 1.0  # share of the base's seconds that are passes, and of which cost tells
+    rest: float = 0.0  # seconds of the run that are no passes, in seconds of the base
 
     def __str__(self) -> str:
         if math.isnan(self.times):
@@ -101,10 +102,29 @@ def _speeds(base: Run, runs: Sequence[Run], statistics: Resampling) -> tuple[str
     speeds = []
     for row, of_page, run in zip(np.transpose(of_answers).tolist(), pages, runs, strict=True):
         cost = of_page.cost
+        shares = 1.0, 0.0
         if math.isnan(cost):
             cost = _cost_from_speed(run.counts, row[0])
-        speeds.append(Speed(row[0], row[1], row[2], cost))
+        elif clock.startswith(CLOCKS["seconds"]):
+            shares = _shares(base, run)
+        speeds.append(Speed(row[0], row[1], row[2], cost, decoding=shares[0], rest=shares[1]))
     return clock, speeds
+
+
+def _shares(base: Run, run: Run) -> tuple[float, float]:
+    """Return `decoding` and `rest` of a run, whose requests have seconds and whose page has passes.
+
+    The rest is mostly prefill, and the wait for it.
+    """
+    seconds = []
+    for one in (base, run):
+        whole = sum(answer.seconds for answer in one.counts.answers.values()) / one.tokens
+        passes = one.page.seconds / one.page.emitted if one.page else math.nan
+        seconds.append((whole, passes))
+    whole, passes = seconds[0]
+    if not (passes <= whole and seconds[1][1] <= seconds[1][0]):  # NaN compares as false
+        return 1.0, 0.0
+    return passes / whole, (seconds[1][0] - seconds[1][1]) / whole
 
 
 def _cost_from_speed(counts: Counts, times: float) -> float:
@@ -149,23 +169,28 @@ def _differences(base: Run, run: Run) -> list[str]:
 
 
 def _load_difference(base: Run, run: Run) -> str:
-    """Return how the loads of two runs differ, as they were asked or by their pages; or nothing."""
-    at_once = base.record.get("concurrent"), run.record.get("concurrent")
-    if None not in at_once:
-        if at_once[0] == at_once[1]:
-            return ""
-        asked = [printable(number) for number in at_once]
+    """Return how the loads of two runs differ, as asked, as measured or by pages; or nothing."""
+    at_once = base.asked, run.asked
+    if None not in at_once and at_once[0] != at_once[1]:
         return (
-            f"{base.path.name} was asked with {asked[0]} at once and {run.path.name} with "
-            f"{asked[1]}"
+            f"{base.path.name} was asked with {at_once[0]} at once and {run.path.name} with "
+            f"{at_once[1]}"
         )
-    if base.page and run.page:
+    if base.page and run.page and base.replicas != run.replicas:
+        return f"{base.path.name} has {base.replicas} replicas and {run.path.name} {run.replicas}"
+    if None in at_once and base.page and run.page:
         loads = base.page.load, run.page.load
         if max(loads) > SAME_LOAD * min(loads):
             return (
                 f"{base.path.name} served {loads[0]:.1f} requests a step and {run.path.name} "
                 f"{loads[1]:.1f}"
             )
+    measured = base.in_flight, run.in_flight
+    if None not in at_once and max(measured) > SAME_LOAD * min(measured):
+        return (
+            f"{base.path.name} had {measured[0]:.1f} requests in flight and {run.path.name} "
+            f"{measured[1]:.1f}"
+        )
     return ""
 
 

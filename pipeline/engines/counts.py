@@ -36,6 +36,8 @@ class EngineAnswer(NamedTuple):
     per_step: list[tuple[int, int]] | None = None  # (accepted, drafted) of every call in order
     ended: bool = False  # by the model, so that all accepted tokens may lie behind its end
     seconds: float = math.nan  # of the whole request
+    load: float = math.nan  # requests that were asked for at once
+    source: str = ""  # of the prompt
     decode_seconds: float = math.nan  # after prefill, by the engine's clock
 
     def without_drafts(self) -> EngineAnswer:
@@ -83,6 +85,7 @@ class Counts:
     requests: float = math.nan  # that got a first token
     engine_steps: float = math.nan  # passes of the engine, each for one or more requests
     model: str = ""  # as a page names it
+    replicas: int = 1  # engines that a page counts apart
     answers: Mapping[str, EngineAnswer] = field(default_factory=dict)  # by name; empty of a page
     excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
 

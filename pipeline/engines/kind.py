@@ -17,6 +17,9 @@ from pipeline.engines.counts import MOST_PLACES, Counts, EngineAnswer
 MOST = 10_000_000  # tokens or calls of an answer; more are damage
 OTHER = ", other name"  # in the meaning of a metric: what has another name now, or in a branch
 Count = Annotated[int, Field(ge=0, le=MOST)]
+MEAN_LENGTH = "1 + accepted tokens / drafts"
+BY_POSITION = "accepted tokens at each position / drafts"
+RATE = "accepted / drafted tokens"
 DRAFTS = {  # metrics that vLLM and llama.cpp call the same, but for the prefix
     "spec_decode_num_drafts": "drafts",
     "spec_decode_num_draft_tokens": "drafted",
@@ -38,6 +41,8 @@ class Part(NamedTuple):
     body: Mapping[str, Any]  # the object
     content: Mapping[str, Any]  # the choice, or the object
     seconds: float  # that the request took, NaN where the file does not have it
+    load: float = math.nan  # requests that were asked for at once, NaN likewise
+    source: str = ""  # of the prompt, empty likewise
 
     @property
     def is_choice(self) -> bool:
@@ -105,6 +110,10 @@ class Engine:
         cuts_drafts_at_limit: whether a draft never goes beyond the tokens that were asked for.
         length_key: its setting of the draft length.
         length_flags: the flags that set it; {n} tokens are drafted, {more} is one more.
+        schedule_key: its setting of the draft length by the number of requests that run, a list of
+            [first, last, length] from 1 on, both ends included; empty where it has none.
+        figures: what its log prints of drafts, by its own names: `MEAN_LENGTH`, `BY_POSITION` or
+            `RATE`.
         logs_show_engine: whether `wrote` tells every answer of its with log-probabilities.
         raw_remedy: how to make it log the model's own values.
         processed: settings of a request that change the log-probabilities, and the error.
@@ -128,6 +137,8 @@ class Engine:
     cuts_drafts_at_limit: ClassVar[bool] = False
     length_key: ClassVar[str] = "draft length"
     length_flags: ClassVar[str] = ""
+    schedule_key: ClassVar[str] = ""
+    figures: ClassVar[Mapping[str, str]] = {}
     logs_show_engine: ClassVar[bool] = True
     raw_remedy: ClassVar[str] = ""
     processed: ClassVar[Mapping[str, str]] = {}

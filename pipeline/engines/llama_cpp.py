@@ -3,6 +3,7 @@
 | what | defined in |
 |---|---|
 | counts of an answer | `tools/server/server-task.cpp`: result_timings::to_json |
+| figures in the log | `tools/server/server-context.cpp`: print_timings |
 | a page | `tools/server/server-task.cpp`: server_task_result_metrics::to_metrics |
 
 llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`), so a call accepts tokens
@@ -16,14 +17,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AliasPath, Field
 
 from pipeline.engines.counts import Counts, EngineAnswer
 from pipeline.engines.kind import (
+    BY_POSITION,
     DRAFTS,
+    MEAN_LENGTH,
     OTHER,
+    RATE,
     AnswerFields,
     Count,
     Engine,
@@ -106,6 +111,9 @@ class LlamaCpp(Engine):
     cuts_drafts_at_limit = True
     length_key = LENGTH
     length_flags = LENGTH + " {n}"
+    figures = MappingProxyType(
+        {"mean len": MEAN_LENGTH, "acc per pos": BY_POSITION, "draft acceptance": RATE}
+    )
     raw_remedy = "llama.cpp: post_sampling_probs=false, backend_sampling=false"
     processed = PROCESSED
     softmax_error_per_token = 2.0**-24  # its softmax adds the vocabulary up one by one, in float32

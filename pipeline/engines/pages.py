@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
@@ -55,6 +56,11 @@ def page_of(path: Path) -> Counts | None:
     if before != path and before.is_file():
         return page_difference(before, path)
     return read_page(path, text)
+
+
+def is_page(path: Path) -> bool:
+    """Say whether a file is a page of an engine."""
+    return PAGE.match(_text(path).lstrip()) is not None
 
 
 def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
@@ -134,13 +140,19 @@ def _sums(path: Path | str, series: Series) -> Counts:
         else:
             sums[meaning] = sums.get(meaning, 0.0) + value
     page = PageSums("".join(models), sums, _by_place(path, placed))
-    counts = engines.pop().page_counts(page)
+    counts = replace(engines.pop().page_counts(page), replicas=_replicas(read))
     if counts.accepted > counts.drafted:  # NaN compares as false
         raise PipelineError(
             f"{path}: {counts.accepted:g} tokens were accepted of {counts.drafted:g} drafted: the "
             "counts contradict each other"
         )
     return counts
+
+
+def _replicas(series: Series) -> int:
+    """Return how many series the counter with the most has, positions of drafts aside."""
+    names = Counter(name for name, _ in series if METRICS[name][1] != "by_place")
+    return max(names.values(), default=1)
 
 
 def _by_place(path: Path | str, placed: Mapping[str, float]) -> list[float]:

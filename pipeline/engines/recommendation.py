@@ -44,7 +44,7 @@ def recommendation(base: Run, runs: Sequence[Run], speeds: Sequence[Speed]) -> l
         return [
             f"no drafts: the best length measured, {name} = {length}, is {told} as fast{following}"
         ]
-    doubt = _doubt(speed)
+    doubt = doubt_of(speed)
     if doubt:
         return [f"{doubt}: {name} = {length}: {speed}{following}"]
     lines = [f"{name} = {length}: {speed}{following}"]
@@ -54,7 +54,7 @@ def recommendation(base: Run, runs: Sequence[Run], speeds: Sequence[Speed]) -> l
     return lines
 
 
-def _doubt(speed: Speed) -> str:
+def doubt_of(speed: Speed) -> str:
     """Return why a gain is not sure, empty where it is."""
     if speed.low <= 1:
         return f"not decided, the {'rough ' if speed.rough else ''}interval holds 1"
@@ -65,6 +65,13 @@ def _doubt(speed: Speed) -> str:
     return ""
 
 
+def known_rates(run: Run) -> list[float]:
+    """Return the acceptance rates of a run by position, up to the first that was not tested."""
+    rates = [min(rate, 1.0) for rate in run.acceptance[0]]
+    unknown = next((at for at, rate in enumerate(rates) if math.isnan(rate)), len(rates))
+    return rates[:unknown]
+
+
 def _following(known: Sequence[tuple[Run, Speed]]) -> str:
     """Return which length to measure next, by the acceptance of the longest drafts.
 
@@ -73,13 +80,12 @@ def _following(known: Sequence[tuple[Run, Speed]]) -> str:
     by_speed = sorted(known, key=lambda pair: pair[1].times)  # of one length the fastest counts
     costs = {run.length or 1: speed.cost for run, speed in by_speed if not math.isnan(speed.cost)}
     longest = max((run for run, _ in known), key=lambda run: run.length or 0)
-    rates = [min(rate, 1.0) for rate in longest.acceptance[0]]
-    unknown = next((at for at, rate in enumerate(rates) if math.isnan(rate)), len(rates))
-    if not costs or not unknown:
+    rates = known_rates(longest)
+    if not costs or not rates:
         return ""
     lengths = {run.length for run, _ in known}
     length = longest.length or 1
-    best = best_length(rates[:unknown], costs_by_length(costs, length + 1))
+    best = best_length(rates, costs_by_length(costs, length + 1))
     if best == 0:
         measured = max(costs)
         rho = (costs[measured] - 1) / measured

@@ -16,9 +16,9 @@ import numpy as np
 
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import read_bytes
+from pipeline.engines.answers import MOST_LOAD, read_bytes
 from pipeline.engines.counts import Counts
-from pipeline.engines.pages import page_difference, page_of
+from pipeline.engines.pages import is_page, page_difference, page_of
 from pipeline.engines.registry import engine_named
 from pipeline.engines.sums import read_sums
 
@@ -39,6 +39,42 @@ class Run:
         return self.counts.engine or engine_named(self.record.get("engine", "")).name
 
     @property
+    def asked(self) -> int | None:
+        """How many requests were asked for at once; None where record and answers don't tell."""
+        told = {answer.load for answer in self.counts.answers.values()}
+        of_answers = told.pop() if len(told) == 1 else math.nan
+        number = self.record.get("concurrent", of_answers)
+        if isinstance(number, int | float) and 1 <= number <= MOST_LOAD:  # NaN compares as false
+            return int(number)
+        return None
+
+    @property
+    def in_flight(self) -> float:
+        """How many requests were in flight on average, by a page those in a step; NaN: not told."""
+        measured = self.record.get("in_flight")
+        if isinstance(measured, int | float):
+            return float(measured)
+        seconds = self.record.get("seconds")
+        took = [answer.seconds for answer in self.counts.answers.values()]
+        covered = len(took) == self.record.get("answers_of_pages")
+        if took and covered and isinstance(seconds, int | float) and seconds > 0:
+            return sum(took) / seconds
+        return math.nan if self.page is None else self.page.load * self.page.replicas
+
+    @property
+    def replicas(self) -> int | None:
+        """How many engines the page counts apart; None without a page."""
+        return None if self.page is None else self.page.replicas
+
+    @property
+    def load(self) -> int | None:
+        """The load: as it was asked for, else requests in a step of the engine; None: not told."""
+        if self.asked is not None or self.page is None:
+            return self.asked
+        told = 0 < self.page.load <= MOST_LOAD  # NaN compares as false
+        return max(1, round(self.page.load)) if told else None
+
+    @property
     def tokens(self) -> float:
         """The tokens after each answer's first one."""
         return self.counts.emitted if self.page is None else self.page.emitted
@@ -57,6 +93,28 @@ class Run:
         pairs = zip(counts.by_place, before, strict=True)  # all drafts are full
         rates = [passing / n if n else math.nan for passing, n in pairs]
         return rates, sum(counts.by_place) / sum(before) if sum(before) else math.nan
+
+
+def run_files(folder: Path) -> list[Path]:
+    """Return the files of a directory that are runs, by name.
+
+    Answers (.jsonl, .jsonl.gz), and pages (.txt) without answers; NAME.before.txt belongs to
+    NAME.after.txt.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    answers = [path for path in files if path.name.endswith((".jsonl", ".jsonl.gz"))]
+    with_answers = {path.name.partition(".jsonl")[0] for path in answers}
+    pages = [
+        path
+        for path in files
+        if path.suffix == ".txt"
+        and not path.name.endswith(".before.txt")
+        and path.name.removesuffix(".txt").removesuffix(".after") not in with_answers
+        and is_page(path)
+    ]
+    if not answers and not pages:
+        raise PipelineError(f"{folder} has no answers (.jsonl) and no page of /metrics (.txt)")
+    return answers + pages
 
 
 def read_run(path: Path, length: int | None = None) -> Run:

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from pipeline.engines.comparison import Speed
 from pipeline.engines.counts import Counts
+from pipeline.engines.kind import BY_POSITION, MEAN_LENGTH, RATE
 from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
+from pipeline.engines.sums import summed
 
 
 def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
     """Return the lines of the table."""
     rows = []
     for i, run in enumerate(runs):
-        counts = run.counts
-        rates = run.acceptance[0]
-        row = {
-            "run": run.path.name,
-            "drafts of": "-" if run.length is None else run.length or "none",
-            "accepted by position": " ".join(_shown(".3f", rate) for rate in rates) or "-",
-            "accepted of drafted": _accepted(counts),
-            "tokens": _shown(",.0f", counts.emitted),
-            "passes": _shown(",.0f", counts.passes, counts.most_passes),
-            "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
-        }
+        row = _counted(run)
         if speeds:
             cost = speeds[i].cost
             row["a step costs"] = "-" if math.isnan(cost) else f"{cost:.2f} passes"
             row["speed"] = str(speeds[i])
         rows.append(row)
     return pd.DataFrame(rows).to_string(index=False).splitlines()
+
+
+def _counted(run: Run) -> dict[str, object]:
+    """Return what a run counts, as it is printed."""
+    counts = run.counts
+    rates = run.acceptance[0]
+    return {
+        "run": run.path.name,
+        "drafts of": "-" if run.length is None else run.length or "none",
+        "accepted by position": " ".join(_shown(".3f", rate) for rate in rates) or "-",
+        "accepted of drafted": _accepted(counts),
+        "tokens": _shown(",.0f", counts.emitted),
+        "passes": _shown(",.0f", counts.passes, counts.most_passes),
+        "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
+    }
 
 
 def _accepted(counts: Counts) -> str:
@@ -46,6 +54,46 @@ def _shown(form: str, *ends: float) -> str:
     """Return a number as printed, or the two ends between which it lies."""
     printed = dict.fromkeys("-" if math.isnan(end) else format(end, form) for end in ends)
     return " to ".join(printed)
+
+
+def by_source(runs: Sequence[Run]) -> list[str]:
+    """Return the lines of a table of each run by source of the prompts, if answers have several."""
+    rows = []
+    for run in runs:
+        answers = run.counts.answers
+        sources = sorted({answer.source for answer in answers.values()} - {""})
+        for source in sources if len(sources) > 1 else ():
+            own = {name: of for name, of in answers.items() if of.source == source}
+            counts = summed(run.engine, own)
+            if counts.drafting:
+                part = replace(run, counts=counts, page=None)
+                rows.append({"source": source, "answers": str(len(own)), **_counted(part)})
+    return pd.DataFrame(rows).to_string(index=False).splitlines() if rows else []
+
+
+def own_words(runs: Sequence[Run]) -> list[str]:
+    """Return what each run's engine would have printed of these counts, beside what is shown here.
+
+    An engine counts calls with a draft alone, and the tokens that the last call accepts beyond the
+    end of an answer.
+    """
+    lines = []
+    for run in runs:
+        counts = run.counts
+        drafts = counts.drafts or math.nan
+        values = {
+            MEAN_LENGTH: [1.0 + counts.accepted / drafts],
+            BY_POSITION: [accepted / drafts for accepted in counts.by_place],
+            RATE: [counts.accepted / (counts.drafted or math.nan)],
+        }
+        told = []
+        for name, figure in engine_named(run.engine).figures.items():
+            known = [_shown(".3f", value) for value in values[figure]]
+            if known and "-" not in known:
+                told.append(f"{name} {' '.join(known)}")
+        if told:
+            lines.append(f"{run.path.name} as {run.engine} prints it: {', '.join(told)}")
+    return lines
 
 
 def untold(runs: Sequence[Run]) -> list[str]:

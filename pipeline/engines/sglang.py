@@ -3,19 +3,23 @@
 Counts are defined in `managers/tokenizer_manager.py`: _calculate_spec_decoding_metrics, and
 `SpecTokensDetails`; their names changed between versions. Its /generate has them in meta_info, its
 chat in sglext or meta_info, and there only where the request asks. Early versions count calls only.
-SGLang verifies a draft in every pass after prefill, so its calls are all passes.
+SGLang verifies a draft in every pass after prefill, so its calls are all passes. The figures of its
+log are in `managers/scheduler_metrics_mixin.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import AliasChoices, AliasPath, Field
 
 from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.kind import (
+    MEAN_LENGTH,
+    RATE,
     AnswerFields,
     Count,
     Engine,
@@ -88,6 +92,7 @@ class SGLang(Engine):
         "--speculative-num-steps {n} --speculative-num-draft-tokens {more} "
         "--speculative-eagle-topk 1"
     )
+    figures = MappingProxyType({"accept len": MEAN_LENGTH, "accept rate": RATE})
     logs_show_engine = False
     raw_remedy = "SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1"
     processed = PROCESSED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -37,24 +38,28 @@ def read_sums(path: Path) -> Counts:
         else:
             answers[name] = answer
     engine = _engine_of_all(path, answers.values())
-    every = _with_zeros(answers, engine)
-    sums = Counts(
-        engine=engine,
-        drafts=sum(answer.calls for answer in every.values()),
-        drafted=sum(answer.drafted for answer in every.values()),
-        accepted=sum(answer.accepted for answer in every.values()),
-        by_place=_by_place(every.values()),
-        passes=sum(answer.passes[0] for answer in every.values()),
-        most_passes=sum(answer.passes[1] for answer in every.values()),
-        emitted=sum(_emitted(answer) for answer in every.values()),
-        answers=every,
-        excluded=+excluded,
-    )
+    sums = replace(summed(engine, _with_zeros(answers, engine)), excluded=+excluded)
     if sums.accepted > sums.drafted:  # NaN compares as false
         raise PipelineError(
             f"{path}: {sums.accepted:g} tokens were accepted of {sums.drafted:g} drafted"
         )
     return sums
+
+
+def summed(engine: str, answers: Mapping[str, EngineAnswer]) -> Counts:
+    """Add up the counts of answers of an engine."""
+    every = answers.values()
+    return Counts(
+        engine=engine,
+        drafts=sum(answer.calls for answer in every),
+        drafted=sum(answer.drafted for answer in every),
+        accepted=sum(answer.accepted for answer in every),
+        by_place=_by_place(every),
+        passes=sum(answer.passes[0] for answer in every),
+        most_passes=sum(answer.passes[1] for answer in every),
+        emitted=sum(_emitted(answer) for answer in every),
+        answers=answers,
+    )
 
 
 def _engine_of_all(path: Path, answers: Iterable[EngineAnswer]) -> str:
@@ -117,6 +122,8 @@ def read_answer(part: Part) -> EngineAnswer | None:
         size=next((size for size in sizes if size), None),
         engine=engine.name,
         seconds=part.seconds,
+        load=part.load,
+        source=part.source,
     )
     answer = fields.add_counts(answer, part)
     if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false

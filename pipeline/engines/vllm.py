@@ -3,8 +3,9 @@
 | what | defined in |
 |---|---|
 | counts of an answer | `vllm/v1/metrics/stats.py`: RequestSpecDecodeMetrics |
-| counts of drafts on a page | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm |
+| counts of drafts on a page, and in the log | `vllm/v1/spec_decode/metrics.py` |
 | passes, tokens, seconds on a page | `vllm/v1/metrics/loggers.py` |
+| a schedule of draft lengths | `vllm/v1/spec_decode/dynamic/utils.py` |
 
 An answer has counts only with --per-request-spec-decode-metrics. They include tokens that the last
 call accepted beyond the end of the answer. On a page all passes are the observations of
@@ -14,14 +15,18 @@ inter_token_latency_seconds: one a pass and request, after the first token, whic
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import AliasPath, Field
 
 from pipeline.engines.counts import UNDRAFTED, Counts, EngineAnswer
 from pipeline.engines.kind import (
+    BY_POSITION,
     DRAFTS,
+    MEAN_LENGTH,
     OTHER,
+    RATE,
     AnswerFields,
     Count,
     Engine,
@@ -94,6 +99,14 @@ class VLLM(Engine):
     counts_remedy = "start vLLM with --per-request-spec-decode-metrics detailed"
     length_key = LENGTH
     length_flags = "--speculative-config '{{..., \"" + LENGTH + "\": {n}}}'"
+    schedule_key = LENGTH + "_per_batch_size"
+    figures = MappingProxyType(
+        {
+            "Mean acceptance length": MEAN_LENGTH,
+            "Per-position acceptance rate": BY_POSITION,
+            "Avg Draft acceptance rate": RATE,
+        }
+    )
     logs_show_engine = False
     raw_remedy = "vLLM: --logprobs-mode raw_logprobs"
     metrics_prefix = "vllm:"

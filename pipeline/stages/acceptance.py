@@ -6,6 +6,7 @@ drafts artifact's own columns: they must belong to the same p as its ranks and K
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.rules import StrictGreedy
@@ -46,7 +47,12 @@ SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of th
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target."""
-    return study.rule_tasks(STAGE, "drafts", **statistics_entries(study.statistics))
+    tasks = study.rule_tasks(STAGE, "drafts", **statistics_entries(study.statistics))
+    # drafts have the ids of prompts, and the prompts their sources
+    return [
+        replace(task, inputs={**task.inputs, "prompts": task.inputs["drafts"].inputs["prompts"]})
+        for task in tasks
+    ]
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
@@ -58,6 +64,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         depth_statistics,
         finite_share,
         rule_statistics,
+        source_statistics,
         stochastic_statistics,
     )
 
@@ -83,6 +90,13 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         parts += depth_statistics(1 + at, deep, by_depth, bootstrap)
     positions = [frame for judgement in chosen for frame in position_rows(judgement, steps)]
     out.write_rows(positions, "positions")
+    named = inputs["prompts"].read(columns=["prompt_id", "source"]).to_pydict()
+    sources = dict(zip(named["prompt_id"], named["source"], strict=True))
+    answered = prompts.take(steps.trajectories.starts).to_pylist()
+    of_answers = [sources[prompt] for prompt in answered]
+    by_source = source_statistics(chosen, steps.trajectories, of_answers, runtime.statistics)
+    out.write_frame(pd.DataFrame(by_source), "sources")
+    say_sources(by_source)
     for name, table in {"statistics": rows, "breakdown": parts}.items():
         out.write_frame(pd.DataFrame(table).assign(prompts=bootstrap.count), name)
     schema = task.stage.schema()
@@ -93,6 +107,19 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
             writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
     out.metadata |= soundness(pair.models, steps, chosen)
     out.metadata["sampled_temperature"] = sampled
+
+
+def say_sources(rows: Sequence[Json]) -> None:
+    """Print what strict greedy accepts of each source, where there are several."""
+    from analysis.report.text import estimate_text
+
+    named = [
+        f"{row['source']} {estimate_text(Estimate.read(row), percent=True)} ({row['prompts']})"
+        for row in rows
+        if row["rule"] == StrictGreedy().label and row["statistic"] == "acceptance"
+    ]
+    if len(named) > 1:
+        print(f"strict greedy accepts, by source (prompts): {', '.join(named)}", flush=True)
 
 
 def judge_soundly(
@@ -190,8 +217,8 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="acceptance",
-    version=27,
-    upstream=("drafts",),
+    version=28,
+    upstream=("prompts", "drafts"),
     tables={
         "data": STEP
         | RULE
@@ -214,6 +241,14 @@ STAGE = Stage(
             "position": Column("int32", "in the draft, from 1"),
             "tested": Column("int32", "calls that tested the token there"),
             "accepted": Column("int32", "calls that accepted it"),
+        },
+        "sources": RULE
+        | {
+            "source": Column("string", "of the prompts: their category, else their file"),
+            "statistic": Column("string", "acceptance, certified, measured_per_call"),
+            "value": ENDS["value"],
+            **INTERVAL,
+            **COUNTED,
         },
         "breakdown": {
             "rule": Column("string", "label; empty: the drafter alone"),

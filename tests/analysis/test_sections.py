@@ -13,7 +13,7 @@ from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
 from analysis.decoding.verdict import Advice
 from analysis.report.answers import FATES, median_answer
-from analysis.report.drafter_tables import acceptance_table, depth_table
+from analysis.report.drafter_tables import acceptance_table, depth_table, source_table
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
 from analysis.report.length_figure import misses
 from analysis.report.parts_table import parts_table
@@ -293,6 +293,19 @@ def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
     steps = found["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
     wanted = [steps.loc[("greedy", depth, "acceptance")].item() for depth in (1, 2)]
     assert shown.loc[("accepted", "Strict greedy")].tolist() == [*map(percent_text, wanted)]
+
+
+def test_the_sources_of_prompts_have_a_table_where_there_are_several(full):
+    shown = source_table(full).cells
+    assert list(shown.columns) == [(T, "creation"), (T, "world")]
+    assert list(shown.index) == [rule.title for rule in JUDGED]
+    values = full["sources"].set_index(["rule", "source", "statistic"])["value"].sort_index()
+    single = values.loc[("greedy", "creation", "acceptance")]
+    assert shown.loc["Strict greedy", (T, "creation")] == percent_text(single)  # one prompt
+    assert "[" in shown.loc["Strict greedy", (T, "world")]
+    one = full["sources"].assign(source="world")
+    assert source_table(replace(full, frames={**full.frames, "sources": one})) is None
+    assert source_table(replace(full, frames={})) is None
 
 
 def test_parts_are_by_margin_and_by_half_of_the_answer():

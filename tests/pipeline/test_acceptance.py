@@ -16,11 +16,13 @@ from pipeline.core.store import Store
 from pipeline.settings.criteria import rule_entries
 from pipeline.stages.acceptance import STAGE
 from pipeline.stages.drafts import schema_with
+from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from tests import divergences
 from tests.analysis.cases import stored_columns
-from tests.pipeline.tiny import drafts_of, publish, used
+from tests.pipeline.tiny import drafts_of, planned, publish, used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
+SOURCES = ("world", "creation", "world")  # of the prompts
 SAMPLED = 0.5  # temperature of the answers
 
 
@@ -77,7 +79,12 @@ MIXED = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
 def run(root, above, rules=MIXED):
     runtime = replace(above.runtime, statistics=Resampling(20, 0.9, 0))
     settings = {"rules": [rule_entries(rule) for rule in rules]}
-    task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
+    prompts = planned(PROMPTS_STAGE, "tiny", {})
+    if Store(root).find(prompts) is None:
+        rows = [{"prompt_id": f"prompt-{at}", "source": source, "source_row": at, "text": "",
+                 "token_ids": [], "n_tokens": 0} for at, source in enumerate(SOURCES)]  # fmt: skip
+        publish(prompts, Store(root), lambda out: out.write_rows(rows))
+    task = Task(STAGE, "pair", settings, {"drafts": above, "prompts": prompts}, runtime)
     found = Store(root).get(task)
     return found, found.metadata
 
@@ -105,6 +112,28 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path):
     )
     assert facts["sampled_temperature"] == 0.5
     assert (facts["rules"], facts["steps"], facts["violations"]) == (4, 72, 0)
+
+
+def test_every_source_of_prompts_has_its_own_acceptance(tmp_path, capsys):
+    """Over its own steps, and with an interval over its own prompts: none of a single one."""
+    z, w = logits(0.3)
+    found, _ = run(tmp_path, drafts(tmp_path, z, w))
+    steps = found.read().to_pandas()
+    source = steps["prompt_id"].map({f"prompt-{at}": of for at, of in enumerate(SOURCES)})
+    table = found.read("sources").to_pandas().set_index(["rule", "source", "statistic"])
+    assert set(table.index.get_level_values("source")) == {"creation", "world"}
+    for (rule, of), part in steps.groupby(["rule", source]):
+        for name, column in (("acceptance", "accepted"), ("certified", "certified")):
+            row = table.loc[(rule, of, name)]
+            assert row["value"] == pytest.approx(part[column].mean())
+            assert row["prompts"] == SOURCES.count(of)
+            assert np.isnan(row["ci_low"]) == (of == "creation")
+    tokens, whole = (
+        table.loc[("greedy", slice(None), "measured_per_call"), "value"],
+        main(found).loc[("greedy", "measured_per_call"), "value"],
+    )
+    assert tokens.min() < whole < tokens.max()
+    assert "strict greedy accepts, by source (prompts): creation" in capsys.readouterr().out
 
 
 def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path):

@@ -413,3 +413,71 @@ def test_a_changed_token_is_not_used(outputs):
     tight = (json.dumps(row, sort_keys=True, separators=(",", ":")) for row in rows)
     path.write_text("\n".join(tight) + "\n")  # written in another way, the same
     assert len(read_sums(path).answers) == 5
+
+
+def test_a_list_of_loads_is_asked_load_by_load(outputs, prompts):
+    """The server answers none of the second load before three are there, in files of its own."""
+    folder = outputs / "answers"
+    fake = FakeServer()
+    fake.at_request = lambda: setattr(fake, "together", 5 + 3 if len(fake.asked) > 5 else 1)
+    words = [f"outputs={outputs}", "ask.name=loads", "ask.concurrent=[1,3]", "ask.timeout=5"]
+    with serving(fake):
+        ask.main([fake.url, *STUDY, *words])
+        assert len(fake.asked) == 10
+        ask.main([fake.url, *STUDY, *words])  # nothing is left
+        assert len(fake.asked) == 10
+    assert not (folder / "loads.jsonl").exists()
+    for load, first in ((1, 0), (3, 5)):
+        rows = lines(outputs, f"loads-at-{load}")
+        assert {row["custom_id"] for row in rows} == prompts.keys()
+        assert {row["concurrent"] for row in rows} == {load}
+        assert {row["source"] for row in rows} == {"prompts.jsonl"}
+        about = json.loads((folder / f"loads-at-{load}.json").read_text())
+        assert about["concurrent"] == load
+        assert 1 <= about["in_flight"] <= load
+        pages = [(folder / f"loads-at-{load}.{end}.txt").read_text() for end in ("before", "after")]
+        assert [page.split()[-1] for page in pages] == [f"{first}.0", f"{first + 5}.0"]
+        assert {
+            answer.load for answer in read_sums(folder / f"loads-at-{load}.jsonl").answers.values()
+        } == {load}
+
+
+def test_each_load_goes_on_where_it_was_stopped(outputs):
+    """The second load fails at two prompts; the first is not asked again."""
+    words = [f"outputs={outputs}", "ask.name=stopped", "ask.concurrent=[1,2]"]
+    good = answer("vllm", {"prompt": [1], "max_tokens": 7})
+    with serving(FakeServer(faults=[good] * 8 + [400] * 2)) as fake:
+        with pytest.raises(SystemExit, match="2 of 5 prompts have no answer"):
+            ask.main([fake.url, *STUDY, *words])
+        counts = [len(lines(outputs, f"stopped-at-{load}")) for load in (1, 2)]
+        assert counts == [5, 3]
+        ask.main([fake.url, *STUDY, *words])
+        assert len(fake.asked) == 10 + 2
+    assert len(lines(outputs, "stopped-at-2")) == 5
+
+
+def test_two_loads_are_not_mixed_in_a_file(outputs):
+    interrupted(FakeServer(), outputs, "one-load", "ask.concurrent=2")
+    with serving(FakeServer()) as fake:
+        with pytest.raises(SystemExit, match=r"one-load\.json has answers of concurrent=2, not 1"):
+            run(fake, outputs, "one-load")
+        assert fake.asked == []
+        assert len(run(fake, outputs, "one-load", "ask.concurrent=2")) == 5
+
+
+def test_the_mean_in_flight_is_that_while_any_is(tmp_path):
+    """Two requests of 2 s, one of which begins a second later, and after a pause one of 3 s."""
+    path = tmp_path / "a.jsonl"
+    spans = [(11.0, 2.0), (10.0, 2.0), (100.0, 3.0)]
+    path.write_text("".join(json.dumps({"began": b, "seconds": s}) + "\n" for b, s in spans))
+    assert ask._in_flight(path) == pytest.approx(7 / 6, abs=1e-3)
+    path.write_text(path.read_text() + '{"seconds": 2.0}\n')  # of an earlier version
+    assert ask._in_flight(path) is None
+    path.write_text("")
+    assert ask._in_flight(path) is None
+
+
+@pytest.mark.parametrize("loads", ["0", "[]", "[1,1]", "[1,0]", "[1,2.5]", "a", "1.5", "true"])
+def test_a_load_is_a_number_or_different_ones(loads, outputs):
+    with pytest.raises(SystemExit, match=r"ask\.concurrent=.*whole number from 1 on"):
+        ask.main(["http://server", *STUDY, f"outputs={outputs}", f"ask.concurrent={loads}"])

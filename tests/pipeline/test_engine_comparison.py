@@ -255,3 +255,27 @@ def test_a_run_whose_drafts_are_not_told(tmp_path, capsys):
 
 def test_nothing_follows_from_a_base_without_tokens():
     assert str(Speed(math.nan)) == "-"
+
+
+def test_sources_of_prompts_are_told_apart(tmp_path, capsys):
+    """Of answers of 31 tokens 10 calls accept one token each; of those of 16 tokens 5 do."""
+    long, short = answer("a", 31, 1.0, "d"), answer("b", 16, 1.0, "d")
+    rejecting = {"num_spec_steps": 30, "num_draft_tokens": 60, "num_accepted_draft_tokens": 0,
+                 "acceptance_histogram": [30, 0, 0], "per_step_accepted": [0] * 30,
+                 "per_step_drafted": [2] * 30}  # fmt: skip
+    never = answer("c", 31, 1.0, "d")
+    never["response"]["metrics"]["speculative_decoding"] = rejecting
+    values = [
+        {**long, "source": "world"},
+        {**short, "source": "world"},
+        {**never, "source": "creation"},
+    ]
+    screen = screen_of(capsys, rows(tmp_path / "d.jsonl", values))
+    found = {line.split()[0]: " ".join(line.split()[1:]) for line in screen.splitlines()}
+    assert found["creation"] == "1 d.jsonl 2 0.000 0 of 60 30 30 1.000"
+    assert found["world"].startswith("2 d.jsonl 2 1.000 0.000 15 of 30 45 30 ")
+    one = [{**value, "source": "world"} for value in values]
+    assert "source" not in screen_of(capsys, rows(tmp_path / "d.jsonl", one))
+    for value in values:
+        value["category"] = value.pop("source")  # as Spec-Bench names it
+    assert "creation" in screen_of(capsys, rows(tmp_path / "d.jsonl", values))

@@ -392,3 +392,22 @@ def test_pages_beside_answers_are_those_of_their_record(tmp_path):
     path.with_suffix(".json").write_text("[1]")
     with pytest.raises(PipelineError, match=r"llama_alone\.json has no answers_of_pages"):
         read_run(path)
+
+
+def test_the_engines_own_figures_are_printed_beside_ours(capsys):
+    """vLLM's log counts drafting calls alone: 363 of 887 tokens in 224 calls, of 1,085 passes."""
+    engine.main([str(SAMPLES / "vllm_ngram.after.txt")])
+    screen = capsys.readouterr().out
+    assert (
+        "vllm_ngram.after.txt as vLLM prints it: Mean acceptance length 2.621, Per-position "
+        "acceptance rate 0.580 0.446 0.330 0.263, Avg Draft acceptance rate 0.409\n"
+    ) in screen
+    assert " 1.300\n" in screen  # tokens per pass
+
+
+def test_a_figure_that_lacks_a_count_is_not_printed(capsys):
+    """llama.cpp's answers do not count drafts, only their tokens; without drafts there is none."""
+    engine.main([str(SAMPLES / "llama_ngram.jsonl.gz")])
+    assert "as llama.cpp prints it: draft acceptance 0.592\n" in capsys.readouterr().out
+    engine.main([str(SAMPLES / "llama_alone.jsonl.gz")])
+    assert "prints it" not in capsys.readouterr().out

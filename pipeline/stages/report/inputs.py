@@ -37,7 +37,8 @@ from pipeline.inputs.decoded_artifacts import read_answered, read_decoded, theta
 from pipeline.models.tokens import token_texts
 
 UNNAMED = "log"  # conf/target/log.yaml
-ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown"}  # frame: file of the stage
+# of stage acceptance, frame: file
+ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown", "sources": "sources"}
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 
 

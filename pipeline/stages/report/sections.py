@@ -13,7 +13,7 @@ from analysis.report.accuracy_tables import accuracy_sections
 from analysis.report.bounds_table import bounds_table, compared_level
 from analysis.report.decoding_tables import comparison_table, decoding_table, speed_table
 from analysis.report.drafter_figures import margin_figure, rules_figure
-from analysis.report.drafter_tables import acceptance_table, depth_table
+from analysis.report.drafter_tables import acceptance_table, depth_table, source_table
 from analysis.report.length_figure import length_figure
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
@@ -68,6 +68,7 @@ def sections_of(content: Content) -> Iterator[Section]:
                 margin_figure(margins_of(content.targets), StrictGreedy().title),
                 rules_figure(results),
                 acceptance_table(results),
+                source_table(results),
                 parts_table(results),
                 depth_table(results),
             ],

@@ -1,0 +1,404 @@
+"""Runs at several loads: which belong together, and the speed of each draft length at each load.
+
+What was not measured is predicted. With the acceptance rates by position, which carry over from one
+load to another, and the cost c of a step with a draft of g tokens, decoding is L(g) / c(g) times as
+fast (`expected_tokens`). Whole requests also wait for prefill and for their turn, which drafts
+don't shorten: with a share d of the seconds of a request without drafts that is decoding, and the
+rest r of one with drafts, the speed is 1 / (r + d / decoding's). Costs between measured lengths are
+`costs_by_length`; between two measured loads they are `between_loads`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from analysis.decoding.draft_length import (
+    between_loads,
+    costs_by_length,
+    expected_tokens,
+    over_all_passes,
+)
+from analysis.statistics.bootstrap import Resampling
+from analysis.topk import Floats
+from pipeline.core.errors import PipelineError
+from pipeline.engines.comparison import SAME_LOAD, Speed, compare
+from pipeline.engines.recommendation import doubt_of, known_rates
+from pipeline.engines.runs import Run
+
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Load:
+    """The runs at one load, compared with the one of them that is without drafts."""
+
+    requests: int | None  # at once; None where nothing tells it
+    base: Run
+    runs: Sequence[Run]
+    speeds: Sequence[Speed]
+    notes: Sequence[str]
+
+    @cached_property
+    def measured(self) -> dict[int, tuple[Run, Speed]]:
+        """The runs that compare, by draft length; of one length the fastest."""
+        pairs = [
+            (run, speed)
+            for run, speed in zip(self.runs, self.speeds, strict=True)
+            if run.length and speed.compares and not math.isnan(speed.times)
+        ]
+        return {run.length or 0: (run, speed) for run, speed in sorted(pairs, key=_times)}
+
+    @cached_property
+    def costs(self) -> Costs | None:
+        """The costs that were seen at this load; None where no step's cost is known."""
+        known = {
+            length: speed
+            for length, (_, speed) in self.measured.items()
+            if not math.isnan(speed.cost)
+        }
+        if not known:
+            return None
+        decoding = next(iter(known.values())).decoding
+        rests = {0: 1.0 - decoding} | {length: speed.rest for length, speed in known.items()}
+        longest = max(known)
+        return Costs(
+            costs_by_length({length: speed.cost for length, speed in known.items()}, longest + 1),
+            np.interp(np.arange(longest + 2), sorted(rests), [rests[at] for at in sorted(rests)]),
+            decoding,
+            frozenset(known),
+        )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What drafts of 0, 1, ..., G tokens cost at a load."""
+
+    steps: Floats  # (G + 1,) of a step, in passes of the target alone
+    rests: Floats  # (G + 1,) seconds of a request outside of passes, in those of one without drafts
+    decoding: float  # share of the seconds of a request without drafts that are passes
+    lengths: frozenset[int]  # of which the cost was measured
+    origin: str = ""  # where the costs come from, if not from this load
+    ends: Sequence[Costs] = field(default=())  # at the measured loads around it
+
+    def speeds(self, rates: Sequence[float], share: float) -> Floats:
+        """Return the predicted speed (G + 1,) at acceptance rates by position.
+
+        A `share` of the passes has a draft.
+        """
+        tokens = over_all_passes(expected_tokens(rates, len(self.steps) - 1), share)
+        cost = over_all_passes(self.steps, share)
+        speeds: Floats = 1.0 / (self.rests + self.decoding * cost / tokens)
+        return speeds
+
+    def source(self, length: int) -> str:
+        """Say where the cost of a step of this length comes from."""
+        if length in self.lengths:
+            of_length = "" if self.ends else MEASURED
+        elif length == len(self.steps) - 1:
+            of_length = "beyond the longest"
+        else:
+            of_length = "between lengths"
+        return (", " if self.ends else " ").join(part for part in (of_length, self.origin) if part)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A draft length at a load."""
+
+    load: int | None  # requests at once
+    length: int | None  # of a draft
+    speed: Speed  # with its interval; of a predicted one the speeds at the loads around it
+    acceptance_length: float  # tokens of a call with a draft, the target's own included
+    tokens_per_pass: float  # of all passes
+    run: Run | None = None  # that measured it; None: predicted
+    source: str = MEASURED  # where the cost of a step comes from
+
+    @property
+    def verdict(self) -> str:
+        """What has to be said of the speed."""
+        if self.run is None:
+            return "predicted"
+        if not self.speed.compares:
+            return "does not compare"
+        return "not sure" if self.speed.times > 1 and doubt_of(self.speed) else ""
+
+    def cells(self) -> dict[str, str]:
+        """Return what is printed."""
+        speed = str(self.speed)
+        if self.run is None:
+            ends = f" ({self.speed.low:.2f} to {self.speed.high:.2f})"
+            speed = f"{self.speed.times:.2f} times" + ("" if math.isnan(self.speed.low) else ends)
+        return {
+            "load": _shown(self.load, "d"),
+            "in flight": "" if self.run is None else _shown(self.run.in_flight, ".1f"),
+            "drafts of": _shown(self.length, "d"),
+            "acceptance length": _shown(self.acceptance_length, ".3f"),
+            "tokens per pass": _shown(self.tokens_per_pass, ".3f"),
+            "a step costs": _shown(self.speed.cost, ".2f", " passes"),
+            "its cost was": self.source,
+            "speed": ", ".join(text for text in (speed, self.verdict) if text),
+        }
+
+    def columns(self) -> dict[str, object]:
+        """Return the row of the CSV file."""
+        return {
+            "load": self.load,
+            "in_flight": math.nan if self.run is None else self.run.in_flight,
+            "draft_length": self.length,
+            "acceptance_length": self.acceptance_length,
+            "tokens_per_pass": self.tokens_per_pass,
+            "cost": self.speed.cost,
+            "cost_source": self.source,
+            "speed": self.speed.times,
+            "speed_ci_low": math.nan if self.run is None else self.speed.low,
+            "speed_ci_high": math.nan if self.run is None else self.speed.high,
+            "known": "predicted" if self.run is None else MEASURED,
+            "verdict": self.verdict,
+            "run": "" if self.run is None else self.run.path.name,
+        }
+
+
+def _times(pair: tuple[Run, Speed]) -> float:
+    return pair[1].times
+
+
+def by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[Load], list[str]]:
+    """Return the runs by load, each compared with the one without drafts; and what was left out.
+
+    The first run is without drafts, and so is the first of each further load. A run whose load is
+    told by its page alone belongs where its page has about as many requests in a step.
+    """
+    bases = _bases(runs)
+    members: list[list[Run]] = [[] for _ in bases]
+    notes = _notes(runs)
+    for run in runs[1:]:
+        if any(run is base for base in bases):
+            continue
+        at = _base_of(run, bases)
+        if at is None:
+            load = "an unknown load" if run.load is None else f"load {run.load}"
+            notes.append(
+                f"{run.path.name} is left out: it is of {load}, and no run without drafts is: give "
+                "one"
+            )
+        else:
+            members[at].append(run)
+    loads = []
+    for base, specs in zip(bases, members, strict=True):
+        if not specs:
+            notes.append(f"{base.path.name} has no run with drafts at its load, {base.load}")
+            continue
+        speeds, said = compare(base, specs, statistics)
+        loads.append(Load(base.load, base, specs, speeds, said))
+    return sorted(loads, key=lambda load: load.requests or 0), notes
+
+
+def _bases(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs without drafts: the first, and one of each other load."""
+    if all(run.counts.drafting is False for run in runs):
+        return [runs[0]]  # `compare` says that the others count no drafts
+    bases = [runs[0]]
+    for run in runs[1:]:
+        if run.counts.drafting is not False:
+            continue
+        same = next((base for base in bases if base.load == run.load), None)
+        if same is not None:
+            load = "which nothing tells" if run.load is None else str(run.load)
+            raise PipelineError(
+                f"{run.path} counts no drafts, as {same.path}, at the same load, {load}: give one "
+                "run without drafts for each load"
+            )
+        bases.append(run)
+    return bases
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run that replicas shared, or that had fewer requests than asked."""
+    notes = []
+    for run in runs:
+        if run.asked is None:
+            continue
+        replicas = run.replicas or 1
+        if replicas > 1:
+            notes.append(
+                f"{run.path.name} is of {replicas} replicas: of {run.asked} requests at once each "
+                f"has {run.asked / replicas:.1f}"
+            )
+        served = run.in_flight if run.page is None else run.page.load * replicas
+        if SAME_LOAD * served < run.asked:  # NaN compares as false
+            notes.append(
+                f"{run.path.name} was asked with {run.asked} at once, and {served:.1f} ran on "
+                "average: send more prompts, or let the server run as many (vLLM: --max-num-seqs)"
+            )
+    return notes
+
+
+def _base_of(run: Run, bases: Sequence[Run]) -> int | None:
+    """Return which of the bases has a run's load; None where none has, or nothing tells it."""
+    if len(bases) == 1:
+        return 0  # `compare` says where the load is another
+    if run.asked is not None:
+        asked = [base.asked for base in bases]
+        if run.asked in asked:
+            return asked.index(run.asked)
+    if run.page is None:
+        return None
+    ratios = []
+    for base in bases:
+        told = base.page is not None and None in (run.asked, base.asked)
+        loads = run.page.load, base.page.load if told and base.page else math.nan
+        same = 0 < max(loads) <= SAME_LOAD * min(loads)  # NaN compares as false
+        ratios.append(max(loads) / min(loads) if same else math.inf)
+    nearest = min(range(len(bases)), key=ratios.__getitem__)
+    return nearest if math.isfinite(ratios[nearest]) else None
+
+
+def pooled(loads: Sequence[Load]) -> tuple[list[float], float]:
+    """Return acceptance by position of the longest drafts, and the share of passes with a draft.
+
+    Nothing where no run tells them.
+    """
+    runs = [run for load in loads for run, _ in load.measured.values() if known_rates(run)]
+    if not runs:
+        return [], math.nan
+    longest = max(runs, key=lambda run: run.length or 0)
+    passes = (longest.counts.passes + longest.counts.most_passes) / 2
+    share = longest.counts.drafts / passes if passes else math.nan
+    return known_rates(longest), 1.0 if math.isnan(share) else min(share, 1.0)
+
+
+def costs_at(loads: Sequence[Load], requests: int | None) -> Costs | None:
+    """Return the costs at a load: measured there, between the two around it, or of the nearest."""
+    known = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
+    if not known:
+        return None
+    placed = [(at, costs) for at, costs in known if at is not None]
+    if requests is None or not placed:
+        of, costs = known[0]
+        return _moved(costs, "at a load that is not told" if of is None else f"at load {of}")
+    exact = [costs for at, costs in placed if at == requests]
+    if exact:
+        return exact[0]
+    below = max((pair for pair in placed if pair[0] < requests), default=None, key=lambda p: p[0])
+    above = min((pair for pair in placed if pair[0] > requests), default=None, key=lambda p: p[0])
+    if below is None or above is None:
+        at, costs = below or above or placed[0]
+        return _moved(costs, f"at load {at}, the nearest")
+    return _between(requests, below, above)
+
+
+def _moved(costs: Costs, origin: str) -> Costs:
+    return Costs(costs.steps, costs.rests, costs.decoding, costs.lengths, origin)
+
+
+def _between(requests: int, below: tuple[int, Costs], above: tuple[int, Costs]) -> Costs:
+    """Return the costs between two loads, up to the length that both have."""
+    size = min(len(below[1].steps), len(above[1].steps))
+
+    def at(name: str) -> Floats:
+        ends = (np.atleast_1d(getattr(costs, name))[:size] for costs in (below[1], above[1]))
+        return between_loads(requests, (below[0], next(ends)), (above[0], next(ends)))
+
+    return Costs(
+        at("steps"),
+        at("rests"),
+        float(at("decoding")[0]),
+        below[1].lengths & above[1].lengths,
+        f"between loads {below[0]} and {above[0]}",
+        (below[1], above[1]),
+    )
+
+
+def rows_of(loads: Sequence[Load]) -> list[Row]:
+    """Return a row for each load and draft length, measured or predicted."""
+    rates, share = pooled(loads)
+    rows = []
+    for load in loads:
+        measured = [
+            _measured(load.requests, run, speed)
+            for run, speed in zip(load.runs, load.speeds, strict=True)
+        ]
+        costs = load.costs
+        predicted = []
+        if costs is not None and rates:
+            every = _predicted(load.requests, costs, rates, share)
+            predicted = [row for row in every if row.length not in load.measured]
+        rows += sorted([*measured, *predicted], key=lambda row: row.length or math.inf)
+    return rows
+
+
+def predicted_rows(
+    loads: Sequence[Load], requests: Sequence[int | None], acceptance: float | None
+) -> list[Row]:
+    """Return a row for each of the loads and each draft length, all predicted.
+
+    `acceptance` is the rate at each position; None: the rates that were measured.
+
+    Raises:
+        PipelineError: no run tells its rates, or the cost of a step.
+    """
+    rates, share = pooled(loads)
+    if acceptance is not None:
+        rates = [acceptance]
+    if not rates:
+        raise PipelineError(
+            "what_if: no run that compares tells acceptance by position: give what_if.acceptance=N"
+        )
+    rows = []
+    for at in requests:
+        costs = costs_at(loads, at)
+        if costs is None:
+            raise PipelineError(
+                "what_if: no run that compares tells the cost of a step: give pages of /metrics, "
+                "or answers that python -m pipeline.ask saved"
+            )
+        rows += _predicted(at, costs, rates, 1.0 if math.isnan(share) else share)
+    return rows
+
+
+def _measured(requests: int | None, run: Run, speed: Speed) -> Row:
+    counts = run.counts
+    least, most = counts.tokens_per_pass
+    accepted = counts.accepted / (counts.drafts or math.nan)
+    return Row(requests, run.length, speed, 1.0 + accepted, (least + most) / 2, run)
+
+
+def _predicted(
+    requests: int | None, costs: Costs, rates: Sequence[float], share: float
+) -> list[Row]:
+    """Return the rows of drafts of 1, 2, ... tokens."""
+    longest = len(costs.steps) - 1
+    tokens = expected_tokens(rates, longest)
+    speeds = costs.speeds(rates, share)
+    ends = [end.speeds(rates, share) for end in costs.ends]
+    rows = []
+    for length in range(1, longest + 1):
+        between = [float(end[length]) for end in ends]
+        speed = Speed(
+            float(speeds[length]),
+            min(between, default=math.nan),
+            max(between, default=math.nan),
+            float(costs.steps[length]),
+        )
+        kept = float(tokens[length])
+        whole = 1.0 + share * (kept - 1.0)
+        rows.append(Row(requests, length, speed, kept, whole, source=costs.source(length)))
+    return rows
+
+
+def screen_of(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of loads."""
+    shown = pd.DataFrame([row.cells() for row in rows])
+    if all(row.run is None for row in rows):
+        shown = shown.drop(columns="in flight")
+    return shown.to_string(index=False).splitlines()
+
+
+def _shown(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None or math.isnan(value) else format(value, form) + unit

@@ -1,0 +1,152 @@
+"""The schedule of draft lengths by load, in words and as an engine's flag; and what-if.
+
+At a measured load it has the fastest length that was measured there, if its gain is sure, else
+none. Between two measured loads it has the one of their two lengths that is predicted to be faster;
+drafts only where they are predicted to gain `SURE`, since a prediction has no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+from conf.schema import WhatIf
+from pipeline.engines.loads import Load, costs_at, pooled, predicted_rows, screen_of
+from pipeline.engines.recommendation import SURE, doubt_of
+from pipeline.engines.registry import engine_named
+
+Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft length
+
+
+def schedule(loads: Sequence[Load]) -> list[str]:
+    """Return the lines of the schedule; what is not sure, and what would have to be measured."""
+    known = [load for load in loads if load.measured and load.requests is not None]
+    if not known:
+        return [
+            "no schedule: no run compares with the one without drafts at its load (see above): "
+            "send the same requests to both servers, as many at once"
+        ]
+    chosen = {load.requests or 0: _chosen(load) for load in known}
+    ranges = _ranges(known, {at: length for at, (length, _) in chosen.items()})
+    lines = [f"schedule: {_in_words(ranges)}", _basis(sorted(chosen))]
+    lines += [f"load {at}: {doubt}" for at, (_, doubt) in chosen.items() if doubt]
+    return lines + _flags(known, ranges)
+
+
+def _chosen(load: Load) -> tuple[int, str]:
+    """Return the draft length at a measured load, 0 for none, and why it is not sure."""
+    run, speed = max(load.measured.values(), key=lambda pair: pair[1].times)
+    if speed.times <= 1:
+        return 0, ""
+    doubt = doubt_of(speed)
+    return (
+        (0, f"{doubt}: drafts of {run.length} are {speed} as fast")
+        if doubt
+        else (run.length or 0, "")
+    )
+
+
+def _ranges(loads: Sequence[Load], chosen: dict[int, int]) -> Ranges:
+    """Return the draft length of 1, 2, ... requests up to the largest measured load, in ranges."""
+    measured = sorted(chosen)
+    lengths = dict.fromkeys(range(1, measured[0]), chosen[measured[0]]) | chosen
+    for below, above in pairwise(measured):
+        for at in range(below + 1, above):
+            lengths[at] = _predicted(loads, at, {chosen[below], chosen[above]})
+    ranges = []
+    for length, group in groupby(sorted(lengths), key=lengths.__getitem__):
+        numbers = list(group)
+        ranges.append((numbers[0], numbers[-1], length))
+    return ranges
+
+
+def _predicted(loads: Sequence[Load], requests: int, lengths: set[int]) -> int:
+    """Return which of some draft lengths is predicted to be the fastest at a load."""
+    if len(lengths) == 1:
+        return next(iter(lengths))
+    costs = costs_at(loads, requests)
+    rates, share = pooled(loads)
+    if costs is None or not rates:
+        return min(lengths)
+    speeds = costs.speeds(rates, share)
+    best = max((length for length in lengths if length < len(speeds)), key=speeds.__getitem__)
+    return best if speeds[best] >= SURE else min(lengths)
+
+
+def _in_words(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][2] == 0:
+        return "no drafts at any load"
+    parts = []
+    for first, last, length in ranges:
+        tokens = f"{length} token{'' if length == 1 else 's'}" if length else "none"
+        if first > 1 and (first, last, length) == ranges[-1]:
+            parts.append(f"{tokens} from {first} on")
+        else:
+            span = f"{first}" if first == last else f"{first} to {last}"
+            parts.append(f"{tokens} for {span} request{'' if last == 1 else 's'} at once")
+    return ", ".join(parts)
+
+
+def _basis(measured: Sequence[int]) -> str:
+    """Say what was measured, and what was not."""
+    last = f"above {measured[-1]} nothing was measured"
+    if len(measured) == 1:
+        return f"measured at load {measured[0]} alone: {last}"
+    named = f"{', '.join(map(str, measured[:-1]))} and {measured[-1]}"
+    gaps = any(above - below > 1 for below, above in pairwise(measured))
+    between = (
+        "; between them predicted, with costs interpolated over the logarithm of the load, and "
+        f"drafts only where they gain {SURE:g}"
+    )
+    return f"measured at loads {named}{between if gaps else ''}; {last}"
+
+
+def _flags(loads: Sequence[Load], ranges: Ranges) -> list[str]:
+    """Return the line with the engine's flags; none where nothing is drafted."""
+    longest = max(length for _, _, length in ranges)
+    run, _ = max(
+        (pair for load in loads for pair in load.measured.values()),
+        key=lambda pair: pair[0].length == longest,
+    )
+    engine = engine_named(run.engine)
+    if longest == 0 or not engine.length_flags:
+        return []
+    rest = f"the rest as in {run.path.name}'s server"
+    flags = engine.length_flags.format(n=longest, more=longest + 1)
+    if len(ranges) == 1:
+        return [f"flags: {flags}, {rest}"]
+    if not engine.schedule_key:
+        return [f"{engine.name} has one length for all loads: {flags} for {longest}, {rest}"]
+    replicas = max(load.base.replicas or 1 for load in loads)
+    if replicas > 1 and any(load.base.asked for load in loads):
+        return [
+            f"no {engine.schedule_key}: it counts the requests of one engine, and the pages are of "
+            f"{replicas} replicas that share them"
+        ]
+    form = [list(entry) for entry in ranges]
+    flags = flags.replace("}'", f', "{engine.schedule_key}": {form}}}\'')
+    return [f"flags: {flags}, {rest}"]
+
+
+def _supposed(supposed: WhatIf) -> str:
+    parts = []
+    if supposed.acceptance is not None:
+        parts.append(f"{supposed.acceptance:g} of the tested tokens were accepted")
+    if supposed.concurrent is not None:
+        parts.append(f"{supposed.concurrent} requests ran at once")
+    return " and ".join(parts)
+
+
+def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
+    """Return the lines of a prediction at another acceptance rate or load."""
+    at = supposed.concurrent
+    measured = [load.requests for load in loads]
+    rows = predicted_rows(loads, measured if at is None else [at], supposed.acceptance)
+    lines = ["", f"what if {_supposed(supposed)}:", *screen_of(rows)]
+    for load in dict.fromkeys(row.load for row in rows):
+        best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
+        place = "" if load is None else f"at {load} request{'' if load == 1 else 's'} at once: "
+        told = f"{best.cells()['speed']} (the cost of its step: {best.source})"
+        words = f"drafts of {best.length}" if best.speed.times > 1 else f"no drafts; {best.length}"
+        lines.append(f"{place}{words}: {told}")
+    return lines
