@@ -216,15 +216,15 @@ def _outlook(run: Run, predicted: pd.DataFrame) -> str:
     bound_length, bound = found.best("memory_bound")
     here = "no draft length is predicted to pay here"
     if length:
-        here = f"predicted to be best here: {_drafted(length)}, {speed.value:.2f} times as fast"
+        here = f"best here, as predicted: {_drafted(length)}, {speed.value:.2f} times as fast"
     elsewhere = "nor where longer passes cost nothing"
     if bound_length:
         elsewhere = (
             f"{_drafted(bound_length)}, {bound.value:.2f} times, if longer passes cost nothing"
         )
     return (
-        f"{method_in_words(run)}: a call costs {cost:.2f} passes of one token here and gives "
-        f"{tokens:.2f} tokens; {here}; {elsewhere}."
+        f"{method_in_words(run)}: a call takes as long as {cost:.2f} passes over one token here "
+        f"and gives {tokens:.2f} tokens; {here}; {elsewhere}."
     )
 
 

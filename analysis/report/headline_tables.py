@@ -71,14 +71,14 @@ def methods_table(
         "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
     }
     caption = (
-        "Each drafter with its best lossless method; γ: drafted tokens per call. Tokens per "
-        "call and accepted tokens carry over to an engine that drafts alike. Speed and the cost "
-        "of a call, in passes of the target over one token, are of this machine and this "
-        "project's loop, one request at a time. Best length here: predicted from tokens and "
-        "cost per call, without the time to the first token. If longer passes cost nothing: the "
-        "same if a pass over several tokens took as long as over one, which is nearly true in "
-        "engines. Accepted: of the drafter's first choices along the target's text; of look-up, "
-        "of the tokens it drafted."
+        "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
+        "tokens per call and accepted tokens carry over to an engine that drafts alike. The "
+        "rest is of this machine and this project's loop, one request at a time. A call costs: "
+        "in passes of the target over one token. Best length here: predicted from tokens and "
+        "cost per call, not timed, without the time to the first token. If longer passes cost "
+        "nothing: the same if a pass over several tokens took as long as over one, which is "
+        "nearly true in engines; drafting still takes the time it takes here. Accepted: of the "
+        "drafter's first choices along the target's text; of look-up, of the tokens it drafted."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 
@@ -174,7 +174,9 @@ def relax_speed_table(
     ]
     by_row = Estimate(*zip(*speeds, strict=True))
     cells = relax.cells.assign(**{"speed here, predicted": speed_texts(by_row)})
-    caption = f"{relax.caption} Predicted: at the draft length of the drafter's method above."
+    caption = (
+        f"{relax.caption} Predicted: at γ of the drafter's method above, after the first token."
+    )
     data = relax.data.assign(**by_row.columns("speed"))
     return Table("relax_speed", relax.title, caption, data, cells)
 

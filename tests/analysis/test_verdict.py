@@ -150,7 +150,7 @@ def outlook(speeds, bound):
 @pytest.mark.parametrize(
     ("speeds", "bound", "says"),
     [
-        ([1, 1.2, 1.1], [1, 1.4, 1.6], ["here: 1 drafted token, 1.20", "2 drafted tokens, 1.60"]),
+        ([1, 1.2, 1.1], [1, 1.4, 1.6], ["predicted: 1 drafted token, 1.20", "2 drafted tokens, 1.60"]),
         ([1, 0.9, 0.8], [1, 0.9, 1.1], ["no draft length is", "2 drafted tokens, 1.10"]),
         ([1, 0.9, 0.8], [1, 0.9, 0.9], ["no draft length is", "nor where longer"]),
     ],
@@ -160,7 +160,7 @@ def test_a_drafter_is_told_what_its_calls_cost_and_which_length_would_pay(speeds
     found = said(timed, predicted=outlook(speeds, bound))
     assert "D does not pay here: the fastest lossless method, strict greedy" in found.sentence
     (line,) = found.outlooks
-    assert "a call costs 2.00 passes of one token here and gives 1.71 tokens" in line
+    assert "takes as long as 2.00 passes over one token here and gives 1.71 tokens" in line
     assert all(part in line for part in says)
 
 
