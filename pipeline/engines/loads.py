@@ -251,12 +251,19 @@ def _base_of(run: Run, bases: Sequence[Run]) -> int | None:
         return None
     ratios = []
     for base in bases:
-        told = base.page is not None and None in (run.asked, base.asked)
-        loads = run.page.load, base.page.load if told and base.page else math.nan
-        same = 0 < max(loads) <= SAME_LOAD * min(loads)  # NaN compares as false
-        ratios.append(max(loads) / min(loads) if same else math.inf)
+        ratio = math.inf
+        if base.page is not None and None in (run.asked, base.asked):
+            ratio = _ratio(run.page.load, base.page.load)
+        ratios.append(ratio if ratio <= SAME_LOAD else math.inf)
     nearest = min(range(len(bases)), key=ratios.__getitem__)
     return nearest if math.isfinite(ratios[nearest]) else None
+
+
+def _ratio(one: float, other: float) -> float:
+    """Return how many times the larger of two loads is the smaller; infinite if one is not told."""
+    if not (one > 0 and other > 0):  # NaN compares as false
+        return math.inf
+    return max(one, other) / min(one, other)
 
 
 def pooled(loads: Sequence[Load]) -> tuple[list[float], float]:

@@ -481,3 +481,23 @@ def test_the_mean_in_flight_is_that_while_any_is(tmp_path):
 def test_a_load_is_a_number_or_different_ones(loads, outputs):
     with pytest.raises(SystemExit, match=r"ask\.concurrent=.*whole number from 1 on"):
         ask.main(["http://server", *STUDY, f"outputs={outputs}", f"ask.concurrent={loads}"])
+
+
+@pytest.mark.parametrize("load", [1, 3])
+def test_no_more_requests_run_than_asked_for(load, outputs):
+    running = []
+    most = []
+
+    class Counting(FakeServer):
+        async def handle(self, request):
+            if request.method == "GET":
+                return await super().handle(request)
+            running.append(request)
+            most.append(len(running))
+            await asyncio.sleep(0.01)
+            running.pop()
+            return await super().handle(request)
+
+    with serving(Counting()) as fake:
+        run(fake, outputs, f"most-{load}", f"ask.concurrent={load}")
+    assert max(most) == load

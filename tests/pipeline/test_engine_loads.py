@@ -112,6 +112,7 @@ def test_one_length_needs_no_schedule(costs, said, tmp_path, capsys):
     assert re.search(said, screen)
     assert ("per_batch_size" in screen) == ("none from 5" in said)
     assert ("flags:" in screen) == ("2 tokens" in said)
+    assert "not decided" not in screen  # where drafts are slower, nothing is left to decide
 
 
 def test_a_gain_that_is_not_sure_is_not_in_the_schedule(tmp_path, capsys):
@@ -213,6 +214,15 @@ def test_a_load_without_a_run_of_the_target_alone_is_left_out(tmp_path, capsys):
     assert "a16.after.txt has no run with drafts at its load, 16" in screen
 
 
+def test_what_was_asked_for_counts_before_the_pages(tmp_path, capsys):
+    """A server that runs eight at once, asked with 16: its page looks like that of eight."""
+    grid(tmp_path, {2: 1.2})
+    for name, places, asked in (("a8", (), 8), ("d8", PLACES, 8), ("d16", PLACES, 16)):
+        write(tmp_path, name, 1.0 if not places else 2.0, places, asked=asked, served=8)
+    screen = screen_of(capsys, tmp_path, f"outputs={tmp_path}/o")
+    assert "d16.after.txt is left out: it is of load 16" in screen
+
+
 def test_another_load_by_the_pages_is_left_out(tmp_path, capsys):
     """1.5 times as many requests in a step are the same load, more are another one."""
     grid(tmp_path, {2: 1.2, 8: 2.4}, "served")
@@ -288,6 +298,8 @@ def test_fewer_requests_than_asked_for_are_noted(tmp_path, capsys):
         write(tmp_path, name, cost, places, asked=16, served=8)
     screen = screen_of(capsys, tmp_path, f"outputs={tmp_path}/o")
     assert "d16.after.txt was asked with 16 at once, and 8.0 ran on average" in screen
+    write(tmp_path, "d16", 2.0, PLACES, asked=16, served=10.7)  # 16 are 1.495 times as many
+    assert "d16.after.txt was asked" not in screen_of(capsys, tmp_path, f"outputs={tmp_path}/o")
 
 
 def test_requests_in_flight_that_differ_do_not_compare(tmp_path, capsys):
