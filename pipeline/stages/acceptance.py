@@ -13,6 +13,7 @@ from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.estimate import Estimate, censored_column
 from pipeline.core.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
 from pipeline.core.errors import PipelineError
+from pipeline.core.files import digest
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
 from pipeline.inputs.artifact_readers import read_steps
 from pipeline.settings.criteria import rules_of
@@ -141,7 +142,8 @@ def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgem
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
     """
     different = {
-        (verdict.accepted.tobytes(), verdict.certified.tobytes()): verdict for verdict in verdicts
+        digest(verdict.accepted.tobytes() + verdict.certified.tobytes()): verdict
+        for verdict in verdicts
     }
     facts = {
         **dict(zip(("target", "drafter"), (model.settings.label for model in pair), strict=True)),

@@ -113,11 +113,12 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 def answers_of(inputs: Inputs) -> dict[str, list[int]]:
     """Return the tokens of every prompt's answer."""
-    table = inputs["distributions"].read(columns=["prompt_id", "token_id"])
-    answers: dict[str, list[int]] = {}
-    for name, token in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        answers.setdefault(name, []).append(token)
-    return answers
+    table = inputs["distributions"].read(columns=["prompt_id", "position", "token_id"])
+    tokens = columns.numbers(table["token_id"])
+    starts = np.flatnonzero(columns.numbers(table["position"]) == 0)
+    names = table["prompt_id"].take(starts).to_pylist()
+    answers = np.split(tokens, starts[1:])
+    return {name: answer.tolist() for name, answer in zip(names, answers, strict=True)}
 
 
 class DraftsWorker:
