@@ -105,18 +105,23 @@ class Eagle3Module(nn.Module):
 
 
 def teacher_forced_outputs(
-    head: Eagle3Module, embedded: Tensor, hidden: Tensor, depth: int
+    head: Eagle3Module, embedded: Tensor, hidden: Tensor, depth: int, padding: Tensor | None = None
 ) -> list[Tensor]:
     """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
 
     At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
     own draft at depths 2 to d. The first token has no entry, so what the first d tokens give at
-    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, and the target's hidden
-    states (B, n, layers, d) after each.
+    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, the target's hidden
+    states (B, n, layers, d) after each, and the columns of `padding` (B,) before each text, None
+    for none.
     """
     n = embedded.shape[1]
-    at = torch.arange(n, device=embedded.device)
-    rotation = head.rotation(at[None], embedded)
+    column = torch.arange(n, device=embedded.device)
+    at = column[None]  # (B or 1, n) of each token in its text
+    if padding is not None:
+        at = column - padding[:, None]
+        hidden = hidden.masked_fill((at < 0)[:, :, None, None], 0)  # they may be NaN
+    rotation = head.rotation(at.clamp(min=0), embedded)
     features = head.fuse(pad(hidden[:, :-1], (0, 0, 0, 0, 1, 0)))  # of the token before
     keys, values, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
     for d in range(depth):
@@ -124,9 +129,9 @@ def teacher_forced_outputs(
         keys.append(k)
         values.append(v)
         q = q * q.shape[-1] ** -0.5
-        seen = (at >= 1) & (at <= at[:, None] - d)
-        seen[0, 0] = True  # nothing to look at would be NaN
-        scores = [(q @ keys[0].transpose(2, 3)).masked_fill(~seen, -torch.inf)]
+        seen = (at >= 1)[:, None] & (column <= column[:, None] - d)
+        seen |= (at < 1)[:, :, None] & (column == column[:, None])  # nothing to see would be NaN
+        scores = [(q @ keys[0].transpose(2, 3)).masked_fill(~seen[:, None], -torch.inf)]
         draft = range(1, d + 1)  # the depths of its own draft
         scores += [(q * _earlier(keys[j], d - j)).sum(-1, keepdim=True) for j in draft]
         weights = torch.cat(scores, -1).softmax(-1)
