@@ -48,7 +48,6 @@ class Layer(nn.Module):
         """Make random weights."""
         super().__init__()
         self.head_dim: int = config.head_dim
-        self.groups: int = config.num_attention_heads // config.num_key_value_heads
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -58,7 +57,10 @@ class Layer(nn.Module):
     def project(
         self, embedded: Tensor, hidden: Tensor, rotation: Rotation
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, heads, n, head_dim); groups share keys and values."""
+        """Return queries, keys and values (B, heads, n, head_dim).
+
+        There are fewer heads of keys and values: each serves a group of queries.
+        """
         both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
         projections = (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj)
         q, k, v = (
@@ -66,7 +68,7 @@ class Layer(nn.Module):
             for projection in projections
         )
         q, k = apply_rotary_pos_emb(q, k, *rotation)
-        return q, k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
+        return q, k, v
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """Return the output (B, n, d) from the result of attention (B, heads, n, head_dim)."""
@@ -126,8 +128,9 @@ def teacher_forced_outputs(
     keys, values, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
     for d in range(depth):
         q, k, v = head.midlayer.project(embedded, features, rotation)
-        keys.append(k)
-        values.append(v)
+        groups = q.shape[1] // k.shape[1]
+        keys.append(k.repeat_interleave(groups, 1))
+        values.append(v.repeat_interleave(groups, 1))
         q = q * q.shape[-1] ** -0.5
         seen = (at >= 1)[:, None] & (column <= column[:, None] - d)
         seen |= (at < 1)[:, :, None] & (column == column[:, None])  # nothing to see would be NaN
@@ -223,7 +226,7 @@ class Eagle3Drafter:
         rotation = self.head.rotation(positions + 1, features)
         q, k, v = layer.project(self.embed(ids), features, rotation)
         keys, values = cache.layers[0].update(k, v)
-        attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
         outputs = layer.finish(attended, features)
         return self.logits(outputs[:, -keep:]), outputs
 
@@ -234,9 +237,8 @@ class Eagle3Drafter:
 
     def cache_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
-        layer = self.head.midlayer.self_attn
-        width = 2 * layer.k_proj.out_features * self.head.midlayer.groups
-        return width * layer.k_proj.weight.element_size()
+        keys = self.head.midlayer.self_attn.k_proj
+        return 2 * keys.out_features * keys.weight.element_size()
 
 
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
