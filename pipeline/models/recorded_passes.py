@@ -265,11 +265,17 @@ def give_back(recorder: PassRecorder) -> None:
         _free(recorder.model, recorder.layers, recorder.inference).append(recorder)
 
 
+class _Pool(dict[tuple[Any, ...], list[PassRecorder]]):
+    """Recorders that no text uses, of one model's weights; a copy of these begins without any."""
+
+    def __deepcopy__(self, _: object) -> _Pool:
+        return _Pool()
+
+
 def _free(model: Model, layers: Sequence[int], inference: bool) -> list[PassRecorder]:
     """Return the recorders of a model that no text uses; they live as long as its weights."""
     weights = model.head if isinstance(model, Eagle3Drafter) else model.module
-    pool: dict[tuple[Any, ...], list[PassRecorder]]
-    pool = weights.__dict__.setdefault("free_pass_recorders", {})
+    pool: _Pool = weights.__dict__.setdefault("free_pass_recorders", _Pool())
     return pool.setdefault((tuple(layers), model.vocab_size, inference), [])
 
 

@@ -1,5 +1,6 @@
 """Passes over buffers of fixed size, as they are recorded on a GPU: here without recording."""
 
+import copy
 import gc
 import math
 from dataclasses import replace
@@ -199,3 +200,17 @@ def test_windows_and_experts_run_eagerly(config, recorded):
 def test_a_cpu_keeps_its_growing_cache(model, monkeypatch):
     monkeypatch.setattr(recorded_passes, "FIXED_ON_CPU", False)
     assert not can_record(model)
+
+
+@torch.inference_mode()
+def test_a_copy_of_a_model_has_recordings_of_its_own(model):
+    session = KVSession(model, 20)
+    session.prefill(torch.tensor([[1, 2, 3]]))
+    wanted = session.append(torch.tensor([[4]]))
+    del session
+    gc.collect()
+    changed = replace(model, module=copy.deepcopy(model.module))
+    changed.module.lm_head.register_forward_hook(lambda _, __, out: out + 1)
+    session = KVSession(changed, 20)
+    session.prefill(torch.tensor([[1, 2, 3]]))
+    torch.testing.assert_close(session.append(torch.tensor([[4]])), wanted + 1, **CLOSE)
