@@ -41,7 +41,7 @@ RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 STEP_BYTES = 18  # of a rule at a step: two ends and two flags
 HELD = 2**27  # bytes of a target's steps that are held by rule
 COMPARED_BYTES = 40  # of a rule at a step beside its closed forms
-COMPARED = 2**30  # bytes of them that are held
+COMPARED = 2**28  # bytes of them that are held
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
