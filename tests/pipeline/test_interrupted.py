@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hostile, robustness
+from benchmarks import robustness
 from pipeline.core import shards, workers
 from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
@@ -281,12 +281,6 @@ def test_kills_rounds_and_damages(overrides, whole, tmp_path):
 def test_signals(overrides, tmp_path):
     new = partial(robustness.Trial, overrides, tmp_path / "signals")
     assert robustness.signals(new, 4)["signals"] == 4
-
-
-@pytest.mark.thorough
-def test_hostile_inputs(tmp_path):
-    base = tmp_path / "base"
-    assert sum(hostile.hostile(base, robustness.hostile_study(base), 30).values()) == 30
 
 
 @pytest.mark.thorough
