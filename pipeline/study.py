@@ -149,13 +149,16 @@ class Study:
         return artifacts
 
     def _print_plan(self, tasks: Sequence[Task], todo: set[str]) -> None:
-        parts, every = [], with_inputs(tasks)
+        parts = []
+        every = with_inputs(tasks)
         for stage in STAGES:
             keys = {key for key, task in every.items() if task.stage.name == stage}
             run = len(keys & todo)
             cached = sum(self.made(every[key]) for key in keys - todo)
-            words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
-            parts += [f"{stage} {' and '.join(words)}"] if words else []
+            counted = {"cached": cached, "to run": run}
+            words = [f"{count} {state}" for state, count in counted.items() if count]
+            if words:
+                parts.append(f"{stage} {' and '.join(words)}")
         print(f"plan: {', '.join(parts)}", flush=True)
 
     def task(self, stage: str, target: str | None = None) -> Task:

@@ -65,7 +65,7 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
     return [{"rule": judgement.rule.label, **row} for row in rows]
 
 
-def acceptance_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
+def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
     """Return the `rule_statistics` of rules on one drafter: a row a rule, a column a statistic.
 
     Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
@@ -96,21 +96,23 @@ def source_statistics(
     prompts alone.
     """
     steps = np.bincount(trajectories.prompt_index)
+    by_rule = {}  # of each prompt: what is counted, and among how many
+    for judgement in judgements:
+        calls = count_calls(judgement.accepted_by_depth, trajectories, None)
+        by_rule[judgement.rule.label] = {
+            "acceptance": (trajectories.total(judgement.accepted), steps),
+            "certified": (trajectories.total(judgement.certified), steps),
+            "measured_per_call": (calls.tokens, calls.calls),
+        }
     rows = []
     for source in sorted(set(sources)):
         chosen = np.flatnonzero([source == of for of in sources])
         bootstrap = PromptBootstrap(np.arange(len(chosen)), *statistics)
-        for judgement in judgements:
-            calls = count_calls(judgement.accepted_by_depth, trajectories, None)
-            accepted = trajectories.total(judgement.accepted)[chosen]
-            certified = trajectories.total(judgement.certified)[chosen]
-            per_call = bootstrap.ratio(calls.tokens[chosen], calls.calls[chosen])
-            keys = {"rule": judgement.rule.label, "source": source, "prompts": len(chosen)}
-            rows += [
-                keys | _row("acceptance", bootstrap.ratio(accepted, steps[chosen])),
-                keys | _row("certified", bootstrap.ratio(certified, steps[chosen])),
-                keys | _row("measured_per_call", per_call),
-            ]
+        for label, counts in by_rule.items():
+            keys = {"rule": label, "source": source, "prompts": len(chosen)}
+            for statistic, (counted, among) in counts.items():
+                share = bootstrap.ratio(counted[chosen], among[chosen])
+                rows.append(keys | _row(statistic, share))
     return rows
 
 

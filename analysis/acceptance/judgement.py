@@ -107,9 +107,9 @@ class Steps:
         several prompts also their 95 % intervals, acceptance_ci_low, acceptance_ci_high, ... Rules
         are given as to `certify`.
         """
-        from .drafter import acceptance_table
+        from .drafter import statistics_table
 
-        return acceptance_table(self, rules_from(rules))
+        return statistics_table(self, rules_from(rules))
 
     def __len__(self) -> int:
         return len(self.kl)

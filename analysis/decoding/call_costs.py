@@ -118,6 +118,18 @@ def predicted_speeds(
         both over all calls, `speed`, and their ends `*_ci_low` and `*_ci_high`; `memory_bound`, the
         speed if the target's pass cost the same for any length.
     """
+    drawn = seconds.drawn_medians(statistics)
+    return _predicted(counts, seconds.medians(), drawn, statistics, draft_seconds)
+
+
+def _predicted(
+    counts: PositionCounts,
+    medians: tuple[Floats, Floats],
+    drawn_medians: tuple[Floats, Floats],
+    statistics: Resampling,
+    draft_seconds: float | None,
+) -> pd.DataFrame:
+    """Return `predicted_speeds` from the medians of the rounds and those of their resamples."""
     bootstrap = PromptBootstrap(np.arange(len(counts.calls)), *statistics)
     rates = _rates(counts.tested.sum(0), counts.accepted.sum(0))
     drawn_rates = _rates(bootstrap.sums(counts.tested), bootstrap.sums(counts.accepted))
@@ -125,8 +137,8 @@ def predicted_speeds(
     with np.errstate(invalid="ignore"):  # resamples of prompts without a call are left out
         drawn_share = (bootstrap.sums(counts.drafting) / bootstrap.sums(counts.calls))[:, None]
 
-    draft, target = _seconds_of(seconds.medians(), draft_seconds)
-    drawn_draft, drawn_target = _seconds_of(seconds.drawn_medians(statistics), draft_seconds)
+    draft, target = _seconds_of(medians, draft_seconds)
+    drawn_draft, drawn_target = _seconds_of(drawn_medians, draft_seconds)
     costs = over_all_passes(_costs(draft, target), share)
     drawn_costs = over_all_passes(_costs(drawn_draft, drawn_target), drawn_share)
     flat = np.broadcast_to(target[:1], target.shape)
@@ -199,15 +211,17 @@ def predictions(
     frames = [pd.DataFrame(columns=["drafter", "rule", "draft_length"])]
     if not len(seconds.target):
         return frames[0]
+    medians = seconds.medians()
+    drawn = seconds.drawn_medians(statistics)  # once for all rules
     for rule, counts in judged.items():
         if counts.calls.any():
-            table = predicted_speeds(counts, seconds, statistics)
+            table = _predicted(counts, medians, drawn, statistics, None)
             frames.append(table.assign(drafter=CONFIGURED, rule=rule))
     for drafter, run in _longest_chains(decoded).items():
         counts = counts_of_run(decoded, run)
         if counts.calls.any() and not (drafter == CONFIGURED and judged):
             drafting = None if drafter == CONFIGURED else _draft_seconds(decoded, run)
-            table = predicted_speeds(counts, seconds, statistics, drafting)
+            table = _predicted(counts, medians, drawn, statistics, drafting)
             frames.append(table.assign(drafter=drafter, rule=GREEDY))
     return pd.concat(frames[1:] or frames, ignore_index=True)
 

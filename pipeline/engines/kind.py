@@ -28,6 +28,11 @@ DRAFTS = {  # metrics that vLLM and llama.cpp call the same, but for the prefix
 }
 
 
+def field_at(*path: str) -> Any:
+    """Return a field of `AnswerFields` that stands at a path of keys in an answer."""
+    return Field(default=None, validation_alias=AliasPath(*path))
+
+
 class FormatError(Exception):
     """An answer is wrong; the message follows its file and line."""
 
@@ -63,9 +68,7 @@ class AnswerFields(BaseModel):
 
     model_config = ConfigDict(strict=True)
     ids: list[Annotated[int, Field(ge=0)]] | None = None
-    completion_tokens: Count | None = Field(
-        default=None, validation_alias=AliasPath("usage", "completion_tokens")
-    )
+    completion_tokens: Count | None = field_at("usage", "completion_tokens")
 
     @property
     def size(self) -> int | None:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import AliasPath, Field
+from pydantic import Field
 
 from pipeline.engines.counts import Counts, EngineAnswer
 from pipeline.engines.kind import (
@@ -35,6 +36,7 @@ from pipeline.engines.kind import (
     FormatError,
     PageSums,
     Part,
+    field_at,
     mapping,
 )
 
@@ -50,8 +52,7 @@ OWN_TIMINGS = {"predicted_n", "draft_n"}
 LENGTH = "--spec-draft-n-max"
 
 
-def _field(name: str) -> Any:
-    return Field(default=None, validation_alias=AliasPath("timings", name))
+_field = partial(field_at, "timings")
 
 
 class TimingFields(AnswerFields):

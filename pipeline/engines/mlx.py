@@ -6,10 +6,8 @@ draft_rounds. Every pass after prefill verifies a draft, so the rounds are all p
 
 from __future__ import annotations
 
-from pydantic import AliasPath, Field
-
 from pipeline.engines.counts import EngineAnswer
-from pipeline.engines.kind import Count, Engine, Part, mapping
+from pipeline.engines.kind import Count, Engine, Part, field_at, mapping
 from pipeline.engines.llama_cpp import TimingFields
 
 OWN_TIMINGS = {"draft_rounds", "peak_memory"}
@@ -18,9 +16,7 @@ OWN_TIMINGS = {"draft_rounds", "peak_memory"}
 class MLXFields(TimingFields):
     """Counts of one request; older versions draft and do not count it."""
 
-    draft_rounds: Count | None = Field(
-        default=None, validation_alias=AliasPath("timings", "draft_rounds")
-    )
+    draft_rounds: Count | None = field_at("timings", "draft_rounds")
 
     def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
         """Return the answer with these counts."""

@@ -15,10 +15,9 @@ inter_token_latency_seconds: one a pass and request, after the first token, whic
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import MappingProxyType
 from typing import Any
-
-from pydantic import AliasPath, Field
 
 from pipeline.engines.counts import UNDRAFTED, Counts, EngineAnswer
 from pipeline.engines.kind import (
@@ -34,15 +33,14 @@ from pipeline.engines.kind import (
     PageSums,
     Part,
     check_histogram,
+    field_at,
     mapping,
 )
 
 LENGTH = "num_speculative_tokens"
 
 
-def _field(name: str) -> Any:
-    path = AliasPath("metrics", "speculative_decoding", name)
-    return Field(default=None, validation_alias=path)
+_field = partial(field_at, "metrics", "speculative_decoding")
 
 
 class VLLMFields(AnswerFields):

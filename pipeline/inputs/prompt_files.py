@@ -143,7 +143,7 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         name = row.get("prompt_id")
         text = _joined(users[0].get("content"))
     elif "prompt" in row or "text" in row:
-        name = name_of(row)
+        name = given_id(row)
         text = row.get("text") if row.get("prompt") is None else row.get("prompt")
     else:
         raise PipelineError(
@@ -165,7 +165,7 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
     return prompt | ({"source": category} if category and _is_text(category) else {})
 
 
-def name_of(row: Mapping[str, Any]) -> Any:
+def given_id(row: Mapping[str, Any]) -> Any:
     """Return the id that a row gives its prompt; None where it gives none."""
     return row.get("id") if row.get("prompt_id") is None else row.get("prompt_id")
 

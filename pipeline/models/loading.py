@@ -93,8 +93,10 @@ def _load(spec: ModelSpec) -> LanguageModel:
     eos = module.generation_config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
-    eos = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    model = wrap(module, settings.label, device, settings.head_dtype, eos, key=key)
+    ends: tuple[int, ...] = ()  # of an answer
+    if eos is not None:
+        ends = tuple(eos) if isinstance(eos, list) else (eos,)
+    model = wrap(module, settings.label, device, settings.head_dtype, ends, key=key)
     check_cached_steps(model, tokenizer, key)
     return model
 

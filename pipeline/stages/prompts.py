@@ -19,8 +19,8 @@ from pipeline.inputs.local_files import local_file
 from pipeline.inputs.prompt_files import (
     ExcludedRowError,
     PromptRows,
+    given_id,
     messages_of,
-    name_of,
     read_row,
     source_files,
 )
@@ -142,7 +142,7 @@ def sample(
             if len(ids) > wanted.max_tokens:
                 raise ExcludedRowError("too long")
         except ExcludedRowError as reason:
-            given = name_of(row)
+            given = given_id(row)
             found = {"source_row": at, "prompt_id": "" if given is None else str(given)}
             excluded.setdefault(str(reason), []).append(found)
             continue
