@@ -219,6 +219,8 @@ def start_command(trial: Trial, words: list[str]) -> subprocess.Popen[bytes]:
 
 def ended_by(number: int, code: int, printed: str) -> str:
     """Return how a command ended that was sent a signal; "wrongly" where it should not."""
+    if "failed to import the site module" in printed.lower():  # no line of the project has run yet
+        return "ended by Python itself while it started"
     bare = "error: " in printed or "Traceback" in printed
     if code == 0 and not bare:
         return "ended with 0, its work done"
