@@ -48,14 +48,33 @@ def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
     return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))
 
 
-@torch.inference_mode()
+Read = tuple[Tensor, list[Tensor], Tensor | None]  # of the target; the drafter, by depth; q'
+
+
 def read_pair(
     target: LanguageModel, drafter: NeuralDrafter, ids: Tensor, keep: int, depths: int = 1
-) -> tuple[Tensor, list[Tensor], Tensor | None]:
+) -> Read:
     """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
 
     They are the target's, and those of `NeuralDrafter.teacher_forced_logits`.
     """
-    session = KVSession(target, ids.shape[1], drafter.layers)
-    logits = session.prefill(ids, keep)[0]
-    return logits, *drafter.teacher_forced_logits(ids, session.hidden, keep, depths)
+    logits, drafts, completed = read_pairs(target, drafter, ids, keep, depths)
+    return logits[0], [draft[0] for draft in drafts], None if completed is None else completed[0]
+
+
+@torch.inference_mode()
+def read_pairs(
+    target: LanguageModel,
+    drafter: NeuralDrafter,
+    ids: Tensor,
+    keep: int,
+    depths: int = 1,
+    padding: Tensor | None = None,
+) -> Read:
+    """Return what `read_pair` does, (B, keep, V), of texts (B, n) that are read together.
+
+    `padding` (B,) are columns before the first token of each, None is none.
+    """
+    session = KVSession(target, ids.shape[1], drafter.layers, padding)
+    logits = session.append(ids, keep=keep)
+    return logits, *drafter.teacher_forced_logits(ids, session.hidden, keep, depths, padding)

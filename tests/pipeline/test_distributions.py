@@ -14,7 +14,13 @@ from pipeline.core.workers import out_of_memory
 from pipeline.inputs import artifact_readers as stored
 from pipeline.models import loading as models
 from pipeline.models.batch_decoding import choose, uniforms
-from pipeline.models.logit_statistics import STATISTICS, argmax, logit_statistics, top_k
+from pipeline.models.logit_statistics import (
+    STATISTICS,
+    _top_k_unseen,
+    argmax,
+    logit_statistics,
+    top_k,
+)
 from tests.pipeline import tiny
 
 
@@ -159,6 +165,19 @@ def test_top_k_orders_ties_by_id():
         assert found.tolist() == row[expected.copy()].tolist()
     for rows in (logits, logits.double(), logits.bfloat16(), logits.T.contiguous().T):
         assert argmax(rows).tolist() == ids[:, 0].tolist() == top_k(rows, 1)[1][:, 0].tolist()
+
+
+@pytest.mark.parametrize("k", [2, 7, 39, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_top_k_that_does_not_look_for_ties_is_the_same(dtype, k):
+    logits = torch.randint(0, 4, (50, 40), generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[:10, ::2] = logits[20:22, 1:] = -torch.inf
+    logits[30:] = torch.randn((20, 40), generator=torch.Generator().manual_seed(1)).to(dtype)
+    for found, wanted in zip(_top_k_unseen(logits, k), top_k(logits, k), strict=True):
+        assert found.tolist() == wanted.tolist()
+    logits[3] = torch.nan  # which its entropy tells
+    assert ((ids := _top_k_unseen(logits, k)[1]) >= 0).all()
+    assert (ids < 40).all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
