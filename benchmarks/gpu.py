@@ -11,7 +11,8 @@ First it prints a line for every check, and ends at one that fails:
   drafts are verified at all nodes at once as they are one after the other.
 
 Then it times Qwen3's shapes with random weights (nothing is downloaded): passes over 1 to 8 tokens,
-eager and recorded; the loop alone and drafted; the dump; the stages of a small study of the paper's
+eager and recorded; a head's attention, with keys shared in the kernel, as the product has it, and
+repeated before it; the loop alone and drafted; the dump; the stages of a small study of the paper's
 form. Beside each is its bound: the bytes of weights and cache that have to be read, over the
 bandwidth of a copy that is measured first. Rows go to a CSV file.
 
@@ -39,22 +40,25 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import sequence, symmetric
 from pipeline.core.paths import ROOT
 from pipeline.core.workers import out_of_memory
 from pipeline.decoding import verification
-from pipeline.decoding.loop import Answer, decode
+from pipeline.decoding.loop import decode
 from pipeline.decoding.proposers import ModelProposer, Proposer
 from pipeline.decoding.sampling import GreedySampler, Noise
 from pipeline.decoding.tree_drafting import Draft
 from pipeline.decoding.verification import ExactMatch, SpeculativeSampling
 from pipeline.drafters.draft_model import DraftModel
+from pipeline.drafters.eagle3_head import Eagle3Head
 from pipeline.drafters.pairs import read_pair, read_pairs
 from pipeline.models import recorded_passes
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.devices import describe_machine, mark, peak_memory, seconds_between, set_up
+from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module
 from pipeline.models.kept import release_models
 from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LMHead, linear_of
@@ -80,7 +84,6 @@ REDUCED: dict[str, Any] = {
     "vocab_size": 2048, "head_dim": 32, "num_key_value_heads": 2, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-DRAFTER = "Qwen3-0.6B"
 STEPS = 24
 GREEDY = {"steps": STEPS, "k": 256, "temperature": 0.0, "seed": 0, "certified_temperature": 1.0}
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
@@ -195,24 +198,37 @@ def recorded_as_eager(device: torch.device, dtype: str) -> str:
     return f"first differences from eager passes: {compared(found[0], found[1], dtype)}"
 
 
+def random_head(target: LanguageModel) -> Eagle3Head:
+    """Return a head with random weights, and the output layer of its target."""
+    with target.device:
+        module = Eagle3Module(REDUCED, layers=2, fc_norm=False).eval()
+    rows = target.module.get_output_embeddings()
+    return Eagle3Head(
+        Eagle3Drafter(target, module, rows, (1, 2), "small head", None, target.vocab_size)
+    )
+
+
 @torch.inference_mode()
 def texts_together(device: torch.device) -> str:
     """Check that texts read together, as in stage drafts, have the logits of each alone."""
     target, prompts = small(device, "float32")
-    drafter = DraftModel(target)
     texts = list(prompts.values())
     width = max(map(len, texts))
     padding = [width - len(text) for text in texts]
     padded = [[0] * before + text for before, text in zip(padding, texts, strict=True)]
-    ids, before = (torch.tensor(each, device=device) for each in (padded, padding))
-    logits, drafts, _ = read_pairs(target, drafter, ids, 8, 1, before)
+    ids = torch.tensor(padded, device=device)
+    before = torch.tensor(padding, device=device)
     worst = 0.0
-    for row, text in enumerate(texts):
-        alone = read_pair(target, drafter, torch.tensor([text], device=device), 8)
-        for found, wanted in ((logits[row], alone[0]), (drafts[0][row], alone[1][0])):
-            worst = max(worst, (found - wanted).abs().max().item())
+    for drafter in (DraftModel(target), random_head(target)):
+        logits, drafts, _ = read_pairs(target, drafter, ids, 8, 2, before)
+        for row, text in enumerate(texts):
+            alone = read_pair(target, drafter, torch.tensor([text], device=device), 8, 2)
+            wanted = [alone[0], *alone[1]]
+            found = [logits[row], *(draft[row] for draft in drafts)]
+            gaps = [_distance(*pair) for pair in zip(found, wanted, strict=True)]
+            worst = max(worst, *gaps)
     assert worst <= TOLERANCE["float32"], f"logits are {worst:.3g} apart"
-    return f"{len(texts)} texts, logits {worst:.2g} apart"
+    return f"{len(texts)} texts, by a language model and by a head, logits {worst:.2g} apart"
 
 
 def head_and_statistics(device: torch.device) -> str:
@@ -323,29 +339,67 @@ class Bound:
         return read / self.rate
 
 
+def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the seconds of a run. The first three, in which passes are recorded, do not count."""
+    seconds = []
+    for _ in range(repeats + 3):
+        marks = [mark(device)]
+        run()
+        marks.append(mark(device))
+        seconds += seconds_between(marks)
+    return median(seconds[3:])
+
+
 @torch.inference_mode()
 def pass_rows(model: LanguageModel, size: Size, bound: Bound) -> Iterator[Row]:
     """Yield the milliseconds of a pass over 1 to 8 tokens of one text, eager and recorded."""
     device = model.device
     prompt = torch.zeros((1, size.context), dtype=torch.long, device=device)
-    for recorded in (False, True):
-        with passes(recorded=recorded):
+
+    def read(session: KVSession, count: int) -> None:
+        session.append(prompt[:, :count])
+        session.truncate(size.context)
+
+    for kind in ("eager", "recorded"):
+        with passes(recorded=kind == "recorded"):
             session = KVSession(model, size.context + 16, drafts=True)
             session.prefill(prompt)
             for count in range(1, 9):
-                seconds = []
-                for at in range(size.repeats + 3):
-                    marks = [mark(device)]
-                    session.append(prompt[:, :count])
-                    marks.append(mark(device))
-                    session.truncate(size.context)
-                    seconds += seconds_between(marks) if at >= 3 else []  # the first are recorded
+                seconds = median_seconds(partial(read, session, count), size.repeats, device)
                 least = bound(model, size.context + count)
-                kind = "recorded" if recorded else "eager"
                 yield {
                     "part": f"pass, {kind}", "model": model.label, "setting": f"{count} tokens",
-                    "value": 1e3 * median(seconds), "unit": "ms", "bound": 1e3 * least,
+                    "value": 1e3 * seconds, "unit": "ms", "bound": 1e3 * least,
                 }  # fmt: skip
+
+
+@torch.inference_mode()
+def attention_rows(
+    label: str, shape: dict[str, Any], size: Size, bound: Bound, device: torch.device
+) -> Iterator[Row]:
+    """Yield the milliseconds of a head's attention over one token, by who repeats the keys.
+
+    With a mask, which a head always has, the kernel that shares keys may be a slow one.
+    """
+    heads = shape["num_attention_heads"]
+    groups = heads // shape["num_key_value_heads"]
+    query = torch.zeros((1, heads, 1, shape["head_dim"]), dtype=torch.bfloat16, device=device)
+    keys = query[:, ::groups].repeat(1, 1, size.context, 1)
+    mask = query.new_zeros((1, 1, 1, size.context))
+
+    def shared() -> None:
+        scaled_dot_product_attention(query, keys, keys, attn_mask=mask, enable_gqa=True)
+
+    def repeated() -> None:
+        every = keys.repeat_interleave(groups, 1)
+        scaled_dot_product_attention(query, every, every, attn_mask=mask)
+
+    for name, run in (("keys shared in the kernel", shared), ("keys repeated before", repeated)):
+        yield {
+            "part": "attention of a head", "model": label, "setting": name,
+            "value": 1e3 * median_seconds(run, size.repeats, device), "unit": "ms",
+            "bound": 1e3 * 2 * keys.nbytes / bound.rate,
+        }  # fmt: skip
 
 
 def loop_rows(
@@ -353,23 +407,19 @@ def loop_rows(
 ) -> Iterator[Row]:
     """Yield the tokens a second of the loop, alone and drafted; the prompt's pass is left out."""
     prompt = random_prompts(1, size.context, target.vocab_size)["000"]
+    columns = len(prompt) + size.steps / 2
     for name, source in (
         ("alone", Proposer(target.device)),
         (f"drafts of {GAMMA} by {drafter.label}", ModelProposer(drafter, GreedySampler())),
     ):
-
-        def run() -> Answer:
-            verifier = ExactMatch(GreedySampler())
-            return decode(target, source, verifier, prompt, GAMMA, size.steps)  # noqa: B023
-
-        run()
-        calls = run().calls
+        verifier = ExactMatch(GreedySampler())
+        decode(target, source, verifier, prompt, GAMMA, size.steps)  # passes are recorded
+        calls = decode(target, source, verifier, prompt, GAMMA, size.steps).calls
         seconds = sum(
             call.draft_seconds + call.verify_seconds + call.other_seconds for call in calls
         )
-        columns = len(prompt) + size.steps / 2
-        least = len(calls) * bound(target, columns)
-        least += sum(call.drafted for call in calls) * bound(drafter, columns)
+        drafted = sum(call.drafted for call in calls)
+        least = len(calls) * bound(target, columns) + drafted * bound(drafter, columns)
         tokens = sum(call.emitted for call in calls)
         yield {
             "part": "loop", "model": target.label, "setting": name,
@@ -457,9 +507,10 @@ def _stage_bound(
     bound: Bound,
 ) -> float | None:
     """Return the seconds of the passes of a stage, None without passes; prompts are not counted."""
-    count, steps = size.study["prompts.count"], size.study["distributions.steps"]
+    count = size.study["prompts.count"]
+    steps = size.study["distributions.steps"]
     if stage == "distributions":
-        rows = artifact.facts["batch"]
+        rows = artifact.metadata["batch"]
         return -(-count // rows) * steps * bound(target, steps / 2, min(rows, count))
     if stage == "drafts":
         reads = -(-count // TOGETHER[target.device.type])
@@ -484,6 +535,8 @@ def timings(device: torch.device, size: Size, folder: Path) -> Iterator[Row]:
         torch.manual_seed(0)
         models.append(random_qwen3(shape, "bfloat16", device, label))
         yield from pass_rows(models[-1], size, bound)
+    label, shape = list(size.shapes.items())[-1]
+    yield from attention_rows(label, shape, size, bound, device)
     drafter = models[0]
     for target in models[1:]:
         yield from loop_rows(target, drafter, size, bound)

@@ -103,8 +103,8 @@ def write_steps(task: Task, out: Out, steps: int, k: int) -> None:
         for columns in groups(steps, k, drafted=drafted):
             arrays = [pa.array(columns[field.name], field.type) for field in schema]
             writer.write_table(pa.table(arrays, schema=schema))
-    out.facts |= {"vocab_size": VOCABULARY, "k": k, "certified_temperature": 1.0}
-    out.facts |= {"model": "made-up", "device": "cpu", "sampled_temperature": None}
+    out.metadata |= {"vocab_size": VOCABULARY, "k": k, "certified_temperature": 1.0}
+    out.metadata |= {"model": "made-up", "device": "cpu", "sampled_temperature": None}
 
 
 def write_prompts(out: Out, steps: int) -> None:
@@ -116,7 +116,7 @@ def write_prompts(out: Out, steps: int) -> None:
         }
         for at in range(-(-steps // ANSWER))
     ]  # fmt: skip
-    out.facts |= {"excluded": {}}
+    out.metadata |= {"excluded": {}}
     out.write_rows(rows)
 
 

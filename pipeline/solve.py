@@ -194,15 +194,13 @@ class SolvedTarget:
         """
         from analysis.acceptance.judgement import judge
         from analysis.acceptance.typical import usual_statistics
-        from analysis.certificates.certify import certify
 
         rules = self._study.rules
         eps = self._wanted.eps
         at = f"KL {eps:g}"
-        lower = certify(self._dist, rules).lower.T
         usual = usual_statistics(self._dist, rules, eps, self.bootstrap)
-        for rule, certificates, found in zip(rules, lower, usual, strict=True):
-            worst = self.bootstrap.ratio_interval(certificates > eps)
+        for rule, lower, found in zip(rules, self._certificates, usual, strict=True):
+            worst = self.bootstrap.ratio_interval(lower > eps)
             yield _accepted(rule, at, "certified", worst)
             yield _accepted(rule, at, "usual", Estimate.read(found))
         if self._drafted is None:

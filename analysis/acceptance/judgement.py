@@ -27,7 +27,7 @@ from ..rules import Rule
 from ..statistics.bootstrap import Flags
 from ..statistics.prompts import positions
 from ..statistics.trajectories import Trajectories
-from ..topk import Distributions, Floats
+from ..topk import Distributions, Floats, TopK
 from .comparison import compare, logit_rows
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ RATIO_ROUNDING = 1e-13
 class Steps:
     """A drafter and its target at the N steps of P trajectories, in order."""
 
-    target: Distributions  # of the target
+    target: Distributions  # its own
     position: NDArray[np.int32]  # (N,) 0-based, within each trajectory
     # (N,) KL(p||q) over the full vocabulary, nats; of a head with a reduced vocabulary KL(p||q') at
     # depth 1, inf where q' drafts another token or the head lacks the target's argmax, and inf at
@@ -93,7 +93,8 @@ class Steps:
                 f"target_logits are {target.shape}, draft_logits {draft.shape}: give logits of the "
                 "same steps and tokens; a token that the drafter lacks is -inf"
             )
-        dist, size = TopK.from_logits(target, k, temperature), len(target)
+        dist = TopK.from_logits(target, k, temperature)
+        size = len(dist)
         position = np.arange(size) if prompts is None else positions("prompts", prompts, size)
         return cls(dist, position.astype(np.int32), *compare(target, draft, temperature))
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,8 @@ from .judgement import Steps
 RESOLUTION = 1e-4  # of a continuous parameter
 ROUNDING = 1e-9  # by which a sum may miss the goal
 Trial = tuple[Rule, Flags]  # a setting, and the (D, N) steps to try it at, by depth
-Search = Generator[Trial, Flags, list["Solution"]]  # it is sent the (D, N) steps that pass
+Result = TypeVar("Result")
+Asking = Generator[Trial, Flags, Result]  # it yields trials, and is sent the steps that pass
 # (D, n): which of n steps pass under a rule, given their distributions and indices
 Passing = Callable[[Rule, TopK, Integers], Flags]
 
@@ -122,8 +123,8 @@ def solve_all(
         lower = certify(part, [rule]).lower.T
         return lower > eps
 
-    searches = [_search(searched, 1, goals, bootstrap, trajectories) for searched in ranges]
-    return _solutions(searches, dist, certified)
+    searches = [_Search(searched, 1, bootstrap, trajectories) for searched in ranges]
+    return _solutions([search.solutions(goals) for search in searches], dist, certified)
 
 
 def solve_accepted(
@@ -135,13 +136,13 @@ def solve_accepted(
     def accepted(rule: Rule, part: TopK, at: Integers) -> Flags:
         return np.stack([rule.accepts(part, *depth.drafted(at)) for depth in depths])
 
-    search = _search(searched, len(depths), goals, bootstrap, steps.trajectories)
-    (solutions,) = _solutions([search], steps.target, accepted)
+    search = _Search(searched, len(depths), bootstrap, steps.trajectories)
+    (solutions,) = _solutions([search.solutions(goals)], steps.target, accepted)
     return solutions
 
 
 def _solutions(
-    searches: Sequence[Search], dist: Distributions, passing: Passing
+    searches: Sequence[Asking[list[Solution]]], dist: Distributions, passing: Passing
 ) -> list[list[Solution]]:
     """Run searches side by side: what they try next is tried in one pass over the steps."""
     solutions: dict[int, list[Solution]] = {}
@@ -150,9 +151,7 @@ def _solutions(
         trials: dict[int, Trial] = {}
         for place, reply in replies.items():
             try:
-                trials[place] = (
-                    next(searches[place]) if reply is None else searches[place].send(reply)
-                )
+                trials[place] = searches[place].send(reply)  # type: ignore[arg-type]
             except StopIteration as end:
                 solutions[place] = end.value
         replies = _tried(trials, dist, passing)
@@ -174,81 +173,109 @@ def _tried(trials: Mapping[int, Trial], dist: Distributions, passing: Passing) -
     return passed
 
 
-def _search(
-    searched: ParameterRange,
-    depths: int,
-    goals: Sequence[Goal],
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-) -> Search:
-    """Solve for each goal, asking which steps pass under a setting."""
-    setting, last = _settings(searched)
-    # the first setting at which a step passes, last + 1 for none, lies between these
-    shape = depths, len(trajectories.prompt_index)
-    least = np.zeros(shape, dtype=np.min_scalar_type(last + 1))
-    most = np.full_like(least, last + 1)
-    draws = len(bootstrap.weights)
-    alone = math.isnan(bootstrap.tail)  # a single prompt
-    cut = 0 if alone else int(quantile_rank(bootstrap.tail, draws))
-    known: dict[tuple[int, int], tuple[float, bool, int]] = {}
+class _Reached(NamedTuple):
+    """What a setting reaches of a goal."""
 
-    def reached(place: int, at: int) -> Generator[Trial, Flags, tuple[float, bool, int]]:
-        """Return what a setting reaches, whether it is enough, and in how many resamples."""
-        if (place, at) in known:
-            return known[place, at]
-        steps = (least <= at) & (at < most)
-        if steps.any():
-            passes = yield setting(at), steps
-            most[steps & passes] = at
-            least[steps & ~passes] = at + 1
-        goal = goals[place]
-        above, below = goal.sums(most <= at, trajectories)
-        needed = goal.wanted - ROUNDING
-        with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
-            ratio = float(np.divide(above.sum(), below.sum()))
-        resamples = np.sum(bootstrap.sums(above) >= needed * bootstrap.sums(below))
-        known[place, at] = ratio, ratio >= needed, int(resamples)
-        return known[place, at]
+    ratio: float  # share, or tokens per call; NaN without a call
+    enough: bool  # for the goal
+    resamples: int  # in which it is enough
 
-    def strictest(place: int, resamples: int | None) -> Generator[Trial, Flags, int | None]:
+
+class _Search:
+    """A search for the strictest settings of one rule. It asks which steps pass under a setting."""
+
+    def __init__(
+        self,
+        searched: ParameterRange,
+        depths: int,
+        bootstrap: PromptBootstrap,
+        trajectories: Trajectories,
+    ) -> None:
+        """Know nothing of the steps yet."""
+        self._searched = searched
+        self._setting, self._last = _settings(searched)
+        self._bootstrap = bootstrap
+        self._trajectories = trajectories
+        # the first setting at which a step passes, last + 1 for none, lies between these
+        shape = depths, len(trajectories.prompt_index)
+        self._least = np.zeros(shape, dtype=np.min_scalar_type(self._last + 1))
+        self._most = np.full_like(self._least, self._last + 1)
+        self._known: dict[tuple[Goal, int], _Reached] = {}
+
+    def solutions(self, goals: Sequence[Goal]) -> Asking[list[Solution]]:
+        """Solve for each goal."""
+        found = []
+        for goal in goals:
+            solution = yield from self._solution(goal)
+            found.append(solution)
+        return found
+
+    def _solution(self, goal: Goal) -> Asking[Solution]:
+        reached = yield from self._reached(goal, self._last)
+        if math.isnan(reached.ratio):
+            return Solution(None, math.nan, math.nan, math.nan, math.nan)
+        found = yield from self._strictest(goal, None)
+        ends = yield from self._ends(goal)
+        if found is not None:
+            reached = yield from self._reached(goal, found)
+        strict, relaxed = map(self._value, ends)
+        falls = self._value(self._last) < self._value(0)
+        return Solution(
+            rule=None if found is None else self._setting(found),
+            value=self._value(found),
+            ci_low=relaxed if falls else strict,
+            ci_high=strict if falls else relaxed,
+            reached=reached.ratio,
+            any_setting=found == 0 and ends == (0, 0),
+        )
+
+    def _ends(self, goal: Goal) -> Asking[tuple[int | None, int | None]]:
+        """Return the settings at both ends of the interval; None where there is none."""
+        tail = self._bootstrap.tail
+        if math.isnan(tail):  # a single prompt
+            return None, None
+        draws = len(self._bootstrap.weights)
+        cut = int(quantile_rank(tail, draws))
+        strict = yield from self._strictest(goal, cut)
+        relaxed = yield from self._strictest(goal, draws - cut + 1)
+        return strict, relaxed
+
+    def _strictest(self, goal: Goal, resamples: int | None) -> Asking[int | None]:
         """Return the first setting that is enough: in the sample, or in so many resamples."""
-        low, high, at = 0, last, last
+        low = 0
+        high = at = self._last
         found = None
         while found is None or low < high:
-            _, enough, count = yield from reached(place, at)
-            if resamples is not None:
-                enough = count >= resamples
+            reached = yield from self._reached(goal, at)
+            enough = reached.enough if resamples is None else reached.resamples >= resamples
             if enough:
                 high = found = at
-            elif at == last:
+            elif at == self._last:
                 return None
             else:
                 low = at + 1
             at = (low + high) // 2
         return found
 
-    solutions = []
-    for place in range(len(goals)):
-        ratio, *_ = yield from reached(place, last)
-        if math.isnan(ratio):
-            solutions.append(Solution(None, math.nan, math.nan, math.nan, math.nan))
-            continue
-        found = yield from strictest(place, None)
-        ends: list[int | None] = [None, None]
-        if not alone:
-            low = yield from strictest(place, cut)
-            high = yield from strictest(place, draws - cut + 1)
-            ends = [low, high]
-        if searched.value(setting(last)) < searched.value(setting(0)):
-            ends.reverse()
-        value, ci_low, ci_high = (
-            math.nan if at is None else searched.value(setting(at)) for at in (found, *ends)
-        )
-        rule = None if found is None else setting(found)
-        ratio, *_ = yield from reached(place, last if found is None else found)
-        any_setting = found == 0 and ends == [0, 0]
-        solutions.append(Solution(rule, value, ci_low, ci_high, ratio, any_setting))
-    return solutions
+    def _reached(self, goal: Goal, at: int) -> Asking[_Reached]:
+        if (goal, at) in self._known:
+            return self._known[goal, at]
+        steps = (self._least <= at) & (at < self._most)
+        if steps.any():
+            passes = yield self._setting(at), steps
+            self._most[steps & passes] = at
+            self._least[steps & ~passes] = at + 1
+        above, below = goal.sums(self._most <= at, self._trajectories)
+        needed = goal.wanted - ROUNDING
+        with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
+            ratio = float(np.divide(above.sum(), below.sum()))
+        enough = self._bootstrap.sums(above) >= needed * self._bootstrap.sums(below)
+        reached = _Reached(ratio, ratio >= needed, int(enough.sum()))
+        self._known[goal, at] = reached
+        return reached
+
+    def _value(self, at: int | None) -> float:
+        return math.nan if at is None else self._searched.value(self._setting(at))
 
 
 def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:

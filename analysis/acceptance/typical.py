@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numba
@@ -33,13 +34,12 @@ from ..rule_text import rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
-from ..topk import Floats, TopK
+from ..topk import Distributions, Floats, Indices, TopK
 from ..validation import described
 
 DRAWS = 200  # random directions a step
 DRAWS_OF_MEANS = 50  # the same for means over many steps, whose own spread is far larger
 TOKENS = 256  # of a step that have a direction of their own
-ROWS = 4096  # steps prepared at a time
 LAWS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {  # of xi
     "normal": lambda generator, shape: generator.standard_normal(shape),
     "laplace": lambda generator, shape: generator.laplace(0.0, math.sqrt(0.5), shape),
@@ -95,19 +95,12 @@ def typical_acceptance(
             raise ValueError(f"{name}={value!r:.40} is not allowed: give an integer of at least 1")
     if law not in LAWS:
         raise ValueError(f"law={law!r:.40} is not allowed: give one of {', '.join(LAWS)}")
-    shares = np.empty((size, len(rules)))
-    for start in range(0, size, ROWS):
-        part = slice(start, min(start + ROWS, size))
-
-        def drawn(step: int, count: int, start: int = start) -> Floats:
-            return LAWS[law](np.random.default_rng([seed, start + step]), (draws, count))
-
-        shares[part] = _shares(dist[part], rules, eps[part], min(tokens, dist.k), drawn)
+    shares = _shares(dist, rules, eps, min(tokens, dist.k), partial(_directions, law, draws, seed))
     return shares if isinstance(rule, list | tuple) else shares[:, 0]
 
 
 def usual_statistics(
-    dist: TopK,
+    dist: Distributions,
     rules: Sequence[Rule],
     kl: ArrayLike,
     bootstrap: PromptBootstrap,
@@ -124,7 +117,8 @@ def usual_statistics(
         Rows rule, statistic ("usual_drafter"), value, ci_low and ci_high, as `rule_statistics`
         gives them.
     """
-    shares = typical_acceptance(dist, list(rules), kl, draws=draws, seed=seed)
+    drawn = partial(_directions, "normal", draws, seed)
+    shares = _shares(dist, rules, _step_kls(kl, len(dist)), min(TOKENS, dist.k), drawn)
     rows = []
     for rule, share in zip(rules, shares.T, strict=True):
         estimate = Estimate(*map(float, bootstrap.ratio_interval(share)))
@@ -143,10 +137,34 @@ def _step_kls(kl: ArrayLike, size: int) -> Floats:
     return np.ascontiguousarray(np.broadcast_to(eps, (size,)))
 
 
+def _directions(law: str, draws: int, seed: int, step: int, tokens: int) -> Floats:
+    """Return the directions (draws, tokens) at a step."""
+    return LAWS[law](np.random.default_rng([seed, step]), (draws, tokens))
+
+
 def _shares(
-    dist: TopK, rules: Sequence[Rule], eps: Floats, tokens: int, drawn: Callable[[int, int], Floats]
+    dist: Distributions,
+    rules: Sequence[Rule],
+    eps: Floats,
+    tokens: int,
+    drawn: Callable[[int, int], Floats],
 ) -> Floats:
     """Return (N, R) shares, from the directions of a number of tokens `drawn` at each step."""
+    shares = np.empty((len(dist), len(rules)))
+    for at, part in dist.parts():
+        shares[at] = _shares_of_part(part, at, rules, eps[at], tokens, drawn)
+    return shares
+
+
+def _shares_of_part(
+    dist: TopK,
+    at: Indices,
+    rules: Sequence[Rule],
+    eps: Floats,
+    tokens: int,
+    drawn: Callable[[int, int], Floats],
+) -> Floats:
+    """Return the shares of the steps with the numbers `at`."""
     given = replace(dist, log_prob_error=None)
     found = certify(given, rules)
     trees = np.array([isinstance(rule, Tree) for rule in rules])
@@ -160,7 +178,7 @@ def _shares(
     logs = np.ascontiguousarray(given.log_probs[:, :tokens])
     log_tail = np.logaddexp(given.log_tail, _log_sum(given.log_probs[:, tokens:]))
     for step in np.flatnonzero(~certain.all(axis=1) & np.isfinite(eps)):
-        xi = drawn(int(step), tokens)
+        xi = drawn(int(at[step]), tokens)
         share = accepted_shares(logs[step], log_tail[step], xi, eps[step], limits[step], trees)
         shares[step] = np.where(certain[step], 1.0, share)
     return shares

@@ -99,54 +99,55 @@ class SampledPath:
     """
 
     def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
-        self._target, self._noise, self._rule = (
-            InverseCdfSampler(temperature, noise, TOKEN),
-            noise,
-            rule,
-        )
+        self._target = InverseCdfSampler(temperature, noise, TOKEN)
+        self._noise = noise
+        self._rule = rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Follow the tree as long as a child is drawn or kept."""
-        if at_all_nodes(logits):
-            drawn = self._draws(self._target.weights(logits), draft.tree, position)
-            drafted, also, (values,) = self._outcomes(logits, draft, drawn)
-            draws: list[int] = values.tolist()
-            return *schemes.matching_path(
-                draft.tree, drafted, lambda at, _: draws[at + 1], also
-            ), drafted
-        drafted, also = self._also(logits, draft)
+        if logits.is_cuda or ALL_NODES_ON_CPU:
+            return self._verify_at_all_nodes(logits, draft, position)
+        return self._verify_along_path(logits, draft, position)
+
+    def _verify_at_all_nodes(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        drawn = self._draws(self._target.weights(logits), draft.tree, position)
+        drafted, also, (values,) = self._read(logits, draft, drawn)
+        draws: list[int] = values.tolist()
+        path, token = schemes.matching_path(
+            draft.tree, drafted, lambda node, _: draws[node + 1], also
+        )
+        return path, token, drafted
+
+    def _verify_along_path(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        drafted, also, _ = self._read(logits, draft)
 
         def draw(node: int, accepted: int) -> int:
             weights = read(self._weights(logits, node))[0]
             return schemes.pick(weights, self._noise.uniforms[position + accepted, TOKEN])
 
-        return *schemes.matching_path(draft.tree, drafted, draw, also), drafted
+        path, token = schemes.matching_path(draft.tree, drafted, draw, also)
+        return path, token, drafted
 
-    def _also(self, logits: Tensor, draft: Draft) -> tuple[list[int], Flags | None]:
-        """Return the drafted tokens, and (n,) which of them the rule accepts."""
+    def _read(
+        self, logits: Tensor, draft: Draft, *outcomes: Tensor
+    ) -> tuple[list[int], Flags | None, list[NDArray[Any]]]:
+        """Read the drafted tokens, (n,) which of them the rule accepts, and outcomes on the device.
+
+        Without a rule, or without a draft, the second is None.
+        """
         if self._rule is None or not len(draft.tokens):
-            return read_call(logits, draft)[0], None
-        before = parent_rows(logits, draft)
-        drafted, values = read_call(logits, draft, *asked(self._rule, before, draft.tokens))
-        return drafted, apply_rule(self._rule, logits.shape[1], values, beyond_first=True)
+            drafted, found = read_call(logits, draft, *outcomes)
+            return drafted, None, found
+        wanted = asked(self._rule, parent_rows(logits, draft), draft.tokens)
+        drafted, values = read_call(logits, draft, *outcomes, *wanted)
+        count = len(outcomes)
+        also = apply_rule(self._rule, logits.shape[1], values[count:], beyond_first=True)
+        return drafted, also, values[:count]
 
     def _draws(self, weights: Tensor, tree: Topology, position: int) -> Tensor:
         """Return a token (n + 1,) drawn from each of n + 1 distributions, after the text first."""
         uniforms = self._noise.uniforms[position + np.array((0, *tree.depths)), TOKEN]
         return invert(weights, send(uniforms, weights.device))
-
-    def _outcomes(
-        self, logits: Tensor, draft: Draft, *outcomes: Tensor
-    ) -> tuple[list[int], Flags | None, list[NDArray[Any]]]:
-        """Read what `_also` returns, and the outcomes of tests and draws."""
-        wanted = []
-        if self._rule is not None and len(draft.tokens):
-            wanted = asked(self._rule, parent_rows(logits, draft), draft.tokens)
-        drafted, values = read_call(logits, draft, *outcomes, *wanted)
-        found, given = values[: len(outcomes)], values[len(outcomes) :]
-        if self._rule is None or not given:
-            return drafted, None, found
-        return drafted, apply_rule(self._rule, logits.shape[1], given, beyond_first=True), found
 
     def _weights(self, logits: Tensor, node: int) -> Tensor:
         return self._target.weights(logits[node + 1][None])[0]
@@ -158,18 +159,20 @@ class SpeculativeSampling(SampledPath):
     Of a tree, whose siblings are drawn without replacement (GSS), it tests one after the other.
     """
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Test the children of a node one after the other, then those of the accepted one."""
+    def _verify_at_all_nodes(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        uniforms = self._tests(draft.tree, position)
+        accepted, left = tested(self._target.weights(logits), draft, uniforms)
+        drawn = self._draws(left, draft.tree, position)
+        drafted, also, (flags, tokens) = self._read(logits, draft, accepted, drawn)
+        if also is not None:
+            flags = flags | also
+        path, token = schemes.first_accepted_path(draft.tree, flags, tokens.tolist())
+        return path, token, drafted
+
+    def _verify_along_path(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         tree = draft.tree
-        places = zip(tree.depths, tree.siblings, strict=True)
-        tests = [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
-        if at_all_nodes(logits):
-            accepted, left = tested(self._target.weights(logits), draft, tests)
-            drawn = self._draws(left, tree, position)
-            drafted, also, (flags, tokens) = self._outcomes(logits, draft, accepted, drawn)
-            flags = flags if also is None else flags | also
-            return *schemes.first_accepted_path(tree, flags, tokens.tolist()), drafted
-        drafted, also = self._also(logits, draft)
+        uniforms = self._tests(tree, position)
+        drafted, also, _ = self._read(logits, draft)
 
         def rows(node: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             p = self._weights(logits, node)
@@ -185,13 +188,15 @@ class SpeculativeSampling(SampledPath):
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        path, token = schemes.speculative_sampling(tree, drafted, tests, rows, token_uniform, also)
+        path, token = schemes.speculative_sampling(
+            tree, drafted, uniforms, rows, token_uniform, also
+        )
         return path, token, drafted
 
-
-def at_all_nodes(logits: Tensor) -> bool:
-    """Say whether tests and draws are made at all nodes, where the logits are."""
-    return logits.is_cuda or ALL_NODES_ON_CPU
+    def _tests(self, tree: Topology, position: int) -> list[float]:
+        """Return the uniform number that tests each node."""
+        places = zip(tree.depths, tree.siblings, strict=True)
+        return [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
 
 
 def tested(p: Tensor, draft: Draft, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -223,7 +228,8 @@ def tested(p: Tensor, draft: Draft, uniforms: Sequence[float]) -> tuple[Tensor, 
         of_q = send(rows, device)
         is_drafted = (draft.tokens[children] != NOTHING)[:, None]
         token = readable(draft.tokens[children])[:, None]
-        target, drawn = p[of_p], q[of_q]
+        target = p[of_p]
+        drawn = q[of_q]
         passes = tests[children, None] * drawn.gather(1, token) < target.gather(1, token)
         accepted[children] = (passes & is_drafted)[:, 0]
         rest = residual(target, drawn)

@@ -14,6 +14,9 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import load_model, load_tokenizer, skeleton
 from pipeline.models.tokens import check_same_tokens, common_rows
 
+# of the target; of the drafter, by depth; of q', None where q gives every token a probability
+PairLogits = tuple[Tensor, list[Tensor], Tensor | None]
+
 
 def load_pair(target: ModelSpec, drafter: ModelSpec) -> tuple[LanguageModel, NeuralDrafter]:
     """Load target and drafter."""
@@ -48,12 +51,9 @@ def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
     return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))
 
 
-Read = tuple[Tensor, list[Tensor], Tensor | None]  # of the target; the drafter, by depth; q'
-
-
 def read_pair(
     target: LanguageModel, drafter: NeuralDrafter, ids: Tensor, keep: int, depths: int = 1
-) -> Read:
+) -> PairLogits:
     """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
 
     They are the target's, and those of `NeuralDrafter.teacher_forced_logits`.
@@ -70,7 +70,7 @@ def read_pairs(
     keep: int,
     depths: int = 1,
     padding: Tensor | None = None,
-) -> Read:
+) -> PairLogits:
     """Return what `read_pair` does, (B, keep, V), of texts (B, n) that are read together.
 
     `padding` (B,) are columns before the first token of each, None is none.

@@ -174,10 +174,10 @@ class DraftsWorker:
         return {}, [columns.steps_table(name, found, schema) for name, found in measured.items()]
 
     def _groups(self, names: Sequence[str]) -> list[Sequence[str]]:
-        """Return the texts of a shard by which are read together."""
+        """Return the texts of a shard in groups that are read together."""
         longest = max(len(self._answers[name]) for name in names)
-        laws = 2 + self._depths  # of the target, at each depth, and q'
-        most = min(TOGETHER[self.target.device.type], LOGITS // (laws * longest * self._rows))
+        rows = (2 + self._depths) * longest  # of the target, of each depth, and of q'
+        most = min(TOGETHER[self.target.device.type], LOGITS // (rows * self._rows))
         size = max(1, most)
         return [names[at : at + size] for at in range(0, len(names), size)]
 

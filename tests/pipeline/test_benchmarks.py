@@ -25,7 +25,8 @@ def test_all_that_a_gpu_is_checked_and_timed_for_runs_in_small_shapes(
     assert all(f"{name}: " in printed for name in gpu.CHECKS)
     rows = rows_of(place)
     parts = {row["part"] for row in rows}
-    assert parts == {"copy", "pass, eager", "pass, recorded", "loop", "dump", "study"}
+    passes_of = {"pass, eager", "pass, recorded", "attention of a head"}
+    assert parts == {"copy", *passes_of, "loop", "dump", "study"}
     passes = [row["setting"] for row in rows if row["part"] == "pass, recorded"]
     assert passes == 2 * [f"{count} tokens" for count in range(1, 9)]
     assert [row["setting"] for row in rows if row["part"] == "study"] == list(gpu.TIMED)
