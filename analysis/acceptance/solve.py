@@ -100,7 +100,7 @@ def solve(
     >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
     >>> searched = build_range({"rule": "additive"})
     >>> steps = Trajectories.from_positions(np.array([0, 0]))
-    >>> bootstrap = PromptBootstrap(steps.prompt_index, 20, 0.9, 0)
+    >>> bootstrap = PromptBootstrap(steps.answer_index, 20, 0.9, 0)
     >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
     >>> solution.value, solution.reached
     (0.3001, 1.0)
@@ -197,7 +197,7 @@ class _Search:
         self._bootstrap = bootstrap
         self._trajectories = trajectories
         # the first setting at which a step passes, last + 1 for none, lies between these
-        shape = depths, len(trajectories.prompt_index)
+        shape = depths, len(trajectories.answer_index)
         self._least = np.zeros(shape, dtype=np.min_scalar_type(self._last + 1))
         self._most = np.full_like(self._least, self._last + 1)
         self._known: dict[tuple[Goal, int], _Reached] = {}
