@@ -97,6 +97,7 @@ METHODS = {
 }
 Prompts = dict[str, list[int]]
 Row = dict[str, Any]  # of the results
+COLUMNS = ("part", "model", "setting", "value", "unit", "bound")  # of a row
 
 
 @dataclass(frozen=True)
@@ -544,6 +545,24 @@ def timings(device: torch.device, size: Size, folder: Path) -> Iterator[Row]:
     yield from study_rows(models, size, bound, folder)
 
 
+def write_rows(rows: Iterator[Row], machine: Row, path: Path) -> None:
+    """Print rows, and write them with their machine to a CSV file as they come."""
+    of_machine = {name: machine[name] for name in ("gpu", "processor", "torch", "date")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*COLUMNS, *of_machine], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            value = f"{row['value']:.4g}"
+            bound = "" if row["bound"] is None else f"{row['bound']:.4g}"
+            writer.writerow(row | {"value": value, "bound": bound} | of_machine)
+            file.flush()
+            beside = f", bound {bound}" if bound else ""
+            what = ", ".join(row[name] for name in ("part", "model", "setting") if row[name])
+            print(f"{what}: {value} {row['unit']}{beside}", flush=True)
+    print(f"results: {path}", flush=True)
+
+
 def main() -> None:
     """Run the checks, then the timings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -560,26 +579,9 @@ def main() -> None:
         torch.cuda.empty_cache()
     machine = describe_machine(device)
     print(json.dumps(machine), flush=True)
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, arguments.results.open("w", newline="") as file:
-        rows = timings(device, SMALL if arguments.reduced else FULL, Path(folder))
-        writer = None
-        for row in rows:
-            of_machine = {name: machine[name] for name in ("gpu", "processor", "torch", "date")}
-            for name in ("value", "bound"):
-                row[name] = "" if row[name] is None else f"{row[name]:.4g}"
-            beside = f", bound {row['bound']}" if row["bound"] else ""
-            print(
-                f"{row['part']}, {row['model']}, {row['setting']}: "
-                f"{row['value']} {row['unit']}{beside}",
-                flush=True,
-            )
-            if writer is None:
-                writer = csv.DictWriter(file, [*row, *of_machine], lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row | of_machine)
-            file.flush()
-    print(f"results: {arguments.results}", flush=True)
+    size = SMALL if arguments.reduced else FULL
+    with tempfile.TemporaryDirectory() as folder:
+        write_rows(timings(device, size, Path(folder)), machine, arguments.results)
 
 
 if __name__ == "__main__":

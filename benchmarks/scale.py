@@ -1,10 +1,11 @@
 """Memory of the stages by the number of steps: ``python -m benchmarks.scale 200000 1000000``.
 
 For each number of steps a target it writes what the models of the embedded study would have
-written, two targets with a drafter: made-up steps in answers of 128 tokens, their top probabilities
-distributed like those of the paper's Table 1. Then the stages that follow run on them, each in a
-process of its own. A CSV row a stage goes to stdout: steps of a target, stage, seconds, and the
-most memory of its process, in MiB. Disk: about 3.5 KB a step and target at K = 256.
+written, two targets with a drafter: answers of 128 tokens, of steps drawn from 65,536 made-up ones,
+whose top probabilities are distributed like those of the paper's Table 1. Then the stages that
+follow run on them, each in a process of its own. A CSV row a stage goes to stdout: steps of a
+target, stage, seconds, and the most memory of its process, in MiB. Disk: about 3.5 KB a step and
+target at K = 256.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from pipeline.study import Study
 
 ANSWER = 128  # tokens
 GROUP = 64 * ANSWER  # steps that are made, and written, together
+MADE_UP = 2**16  # different steps
 DRAFT_K = 64
 ACCEPTED = 0.7  # share of the drafts that are the target's first choice
 STAGES = ("certificates", "run_lengths", "acceptance", "report")  # the report is of both targets
@@ -76,11 +79,17 @@ def draft_columns(dist: TopK, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@cache
+def made_up(k: int) -> TopK:
+    """Return the steps that all others are drawn from."""
+    return synthetic(MADE_UP, k)
+
+
 def groups(steps: int, k: int, *, drafted: bool) -> Iterator[dict[str, Any]]:
     """Yield the columns of made-up steps, some answers at a time."""
     for begin in range(0, steps, GROUP):
         at = np.arange(begin, min(begin + GROUP, steps))
-        dist = synthetic(len(at), k, seed=begin)
+        dist = made_up(k)[np.random.default_rng(begin).integers(MADE_UP, size=len(at))]
         names = np.char.add("prompt-", np.char.zfill((at // ANSWER).astype(str), 6))
         columns = {
             "prompt_id": pa.array(names.tolist()),

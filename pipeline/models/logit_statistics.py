@@ -105,7 +105,7 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ids = argmax(logits)[:, None]
         return logits.gather(1, ids), ids
     if logits.is_cuda:
-        return _top_k_unseen(logits, k)
+        return _top_k_by_counting(logits, k)
     more = min(k + 1, logits.shape[1])
     ids = logits.topk(more, dim=1, sorted=False).indices
     ids = ids.sort(dim=1).values
@@ -121,7 +121,7 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def _top_k_unseen(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _top_k_by_counting(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return what `top_k` does, by the same kernels whatever the logits are."""
     least = logits.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
     above = logits > least
