@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,10 @@ def write_prompts(out: Out, steps: int) -> None:
     out.write_rows(rows)
 
 
-def publish(study: Study, steps: int, k: int) -> None:
+def publish(overrides: list[str], steps: int, k: int) -> None:
     """Publish made-up artifacts in the place of those of the models."""
+    study = Study(*overrides)
+    print(f"{steps} steps of {len(study.targets)} targets", file=sys.stderr, flush=True)
 
     def write(task: Task, _: object, out: Out) -> None:
         if task.stage.name == "prompts":
@@ -138,9 +141,10 @@ def publish(study: Study, steps: int, k: int) -> None:
         else:
             write_steps(task, out, steps, k)
 
-    for name in ("prompts", "distributions", "drafts"):
-        for task in study.tasks[name]:
-            study.store.get(replace(task, stage=replace(task.stage, compute=write)))
+    with redirect_stdout(sys.stderr):
+        for name in ("prompts", "distributions", "drafts"):
+            for task in study.tasks[name]:
+                study.store.get(replace(task, stage=replace(task.stage, compute=write)))
 
 
 def measured(overrides: list[str]) -> tuple[float, float]:
@@ -170,10 +174,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             overrides = ["study=mini", "decoding.report=false", f"outputs={folder}"]
             overrides += arguments.overrides
-            study = Study(*overrides)
-            print(f"{steps} steps of {len(study.targets)} targets", file=sys.stderr, flush=True)
-            with redirect_stdout(sys.stderr):
-                publish(study, steps, arguments.k)
+            # the most memory of a process that starts another counts as that one's, too
+            publisher = get_context("spawn").Process(
+                target=publish, args=(overrides, steps, arguments.k)
+            )
+            publisher.start()
+            publisher.join()
+            if publisher.exitcode:
+                raise SystemExit(f"error: nothing was written at {steps} steps")
             for stage in STAGES:
                 seconds, peak = measured([*overrides, f"stage={stage}"])
                 writer.writerow([steps, arguments.k, stage, f"{seconds:.1f}", f"{peak:.0f}"])
