@@ -16,14 +16,9 @@ from ..parameter_range import build_range
 from ..rules import Rule, StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.estimate import Estimate
-<<<<<<< HEAD
-from ..statistics.trajectories import count_calls
-from .solve import Goal, solve_all
-=======
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
-from .solve import Goal, solve
->>>>>>> main
+from .solve import Goal, solve_all
 from .target import Target
 from .typical import DRAWS_OF_MEANS, LAWS, typical_acceptance
 

@@ -49,7 +49,7 @@ compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 def typical_acceptance(
-    dist: TopK,
+    dist: Distributions,
     rule: str | Rule | Sequence[str | Rule],
     kl: ArrayLike,
     *,
@@ -87,15 +87,19 @@ def typical_acceptance(
     >>> typical_acceptance(dist, "greedy", 0.02), typical_acceptance(dist, "greedy", np.inf)
     (array([1.]), array([0.]))
     """
-    check_top_k(dist)
-    rules, size = rules_from(rule), len(dist)
-    eps = _step_kls(kl, size)
+    if not hasattr(dist, "parts"):
+        check_top_k(dist)
+    rules = rules_from(rule)
+    eps = _step_kls(kl, len(dist))
     for name, value in {"draws": draws, "tokens": tokens}.items():
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name}={value!r:.40} is not allowed: give an integer of at least 1")
     if law not in LAWS:
         raise ValueError(f"law={law!r:.40} is not allowed: give one of {', '.join(LAWS)}")
-    shares = _shares(dist, rules, eps, min(tokens, dist.k), partial(_directions, law, draws, seed))
+    drawn = partial(_directions, law, draws, seed)
+    shares = np.empty((len(dist), len(rules)))
+    for at, part in dist.parts():
+        shares[at] = _shares(part, at, rules, eps[at], min(tokens, dist.k), drawn)
     return shares if isinstance(rule, list | tuple) else shares[:, 0]
 
 
@@ -117,8 +121,7 @@ def usual_statistics(
         Rows rule, statistic ("usual_drafter"), value, ci_low and ci_high, as `rule_statistics`
         gives them.
     """
-    drawn = partial(_directions, "normal", draws, seed)
-    shares = _shares(dist, rules, _step_kls(kl, len(dist)), min(TOKENS, dist.k), drawn)
+    shares = typical_acceptance(dist, list(rules), kl, draws=draws, seed=seed)
     rows = []
     for rule, share in zip(rules, shares.T, strict=True):
         estimate = Estimate(*map(float, bootstrap.ratio_interval(share)))
@@ -143,20 +146,6 @@ def _directions(law: str, draws: int, seed: int, step: int, tokens: int) -> Floa
 
 
 def _shares(
-    dist: Distributions,
-    rules: Sequence[Rule],
-    eps: Floats,
-    tokens: int,
-    drawn: Callable[[int, int], Floats],
-) -> Floats:
-    """Return (N, R) shares, from the directions of a number of tokens `drawn` at each step."""
-    shares = np.empty((len(dist), len(rules)))
-    for at, part in dist.parts():
-        shares[at] = _shares_of_part(part, at, rules, eps[at], tokens, drawn)
-    return shares
-
-
-def _shares_of_part(
     dist: TopK,
     at: Indices,
     rules: Sequence[Rule],
@@ -164,7 +153,7 @@ def _shares_of_part(
     tokens: int,
     drawn: Callable[[int, int], Floats],
 ) -> Floats:
-    """Return the shares of the steps with the numbers `at`."""
+    """Return (n, R) shares of the steps `at`, from directions of so many tokens `drawn` at each."""
     given = replace(dist, log_prob_error=None)
     found = certify(given, rules)
     trees = np.array([isinstance(rule, Tree) for rule in rules])
