@@ -1,17 +1,18 @@
 """Speed by draft length, from the tokens that a call gives and the time that it takes.
 
 How many drafted tokens are accepted belongs to the models and the rule, and carries over to any
-machine. What a call costs belongs to one machine and one loop. With drafts of g tokens, and a_i the
-acceptance rate at position i of a draft, given that the positions before it were accepted,
+machine. What a call costs belongs to one machine and one loop. With drafts of g tokens,
 
-    L(g) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_g      tokens per call (`expected_tokens`)
+    L(g) = tokens / calls, counted along the answers with drafts of g tokens
     C(g) = seconds of a call with g drafted tokens / seconds of a call without a draft
-    speed(g) = (1 + f (L(g) - 1)) / (1 + f (C(g) - 1))      (`over_all_passes`)
+    speed(g) = L(g) / (1 + f (C(g) - 1))      (`over_all_passes`)
 
-where f is the share of the calls that draft, 1 except for look-up. The time before the first token
-is left out. Drafting pays while C(g) < L(g). Where decoding is bound by memory, as it nearly is in
-engines, a pass takes as long over several tokens as over one: then C(g) = 1 + the seconds of
-drafting over those of a call without a draft.
+where f is the share of the calls that draft, 1 except for drafters such as look-up. The calls are
+counted for each g anew: where calls begin depends on the length of the drafts, so the rates by
+position of one length do not give the tokens per call of another. The time before the first token
+is left out. Drafting pays while C(g) < L(g), where every call drafts. Where decoding is bound by
+memory, as it nearly is in engines, a pass takes as long over several tokens as over one: then
+C(g) = 1 + the seconds of drafting over those of a call without a draft.
 """
 
 from __future__ import annotations
@@ -24,52 +25,51 @@ import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy
-from ..statistics.bootstrap import Flags, Integers, PromptBootstrap, Resampling
+from ..statistics.bootstrap import (
+    Integers,
+    PromptBootstrap,
+    Resampling,
+    expanded_interval,
+    tail_level,
+)
 from ..statistics.estimate import Estimate, interval_columns
 from ..topk import Floats
-from .draft_length import expected_tokens, extended_costs, over_all_passes
+from .draft_length import extended_costs, over_all_passes
 from .metrics import Decoded
 
 LONGEST = 8  # the longest draft for which a speed is predicted
 CONFIGURED = "model"  # the drafter that the configuration names, as in `Decoded.runs`
 GREEDY = StrictGreedy().label
+COUNTS = ["calls", "drafting", "tokens"]
 
 
 @dataclass(frozen=True)
-class PositionCounts:
-    """How often the i-th token of a draft was tested and accepted, in the calls of P prompts."""
+class CallsByLength:
+    """The calls that the answers of P prompts take, with drafts of 1 to G tokens; (P, G) each."""
 
-    tested: Integers  # (P, G) calls that tested it, i = 1 to G
-    accepted: Integers  # (P, G) calls that accepted it
-    calls: Integers  # (P,) all calls
-    drafting: Integers  # (P,) those that drafted anything
+    calls: Integers
+    drafting: Integers  # calls that draft anything
+    tokens: Integers  # that the calls give: all but the first of each answer
 
     @classmethod
-    def of_calls(
-        cls,
-        prompts: int,
-        prompt: Integers,
-        tested: Integers,
-        accepted: Integers,
-        drafted: Integers | None = None,
-    ) -> PositionCounts:
-        """Count C calls, given the index of the prompt and the numbers of tokens of each, (C,).
+    def read(cls, rows: pd.DataFrame) -> CallsByLength:
+        """Read rows in the order of prompts and lengths, with columns named as here.
 
-        Where the numbers of `drafted` tokens are not given, all calls draft.
+        Without `drafting`, all calls draft.
         """
-        if drafted is None:
-            drafted = np.ones_like(tested)
+        if "drafting" not in rows:
+            rows = rows.assign(drafting=rows["calls"])
+        return cls(*(rows[name].to_numpy().reshape(-1, LONGEST) for name in COUNTS))
 
-        def by_prompt(chosen: Flags) -> Integers:
-            return np.bincount(prompt[chosen], minlength=prompts)
+    def by_prompt(self) -> tuple[Integers, Integers, Integers]:
+        """Return the three, with draft length 0 before the others, (P, G + 1) each.
 
-        positions = range(1, LONGEST + 1)
-        return cls(
-            np.stack([by_prompt(tested >= at) for at in positions], axis=1),
-            np.stack([by_prompt(accepted >= at) for at in positions], axis=1),
-            by_prompt(drafted >= 0),
-            by_prompt(drafted > 0),
-        )
+        Without drafts every token takes a call.
+        """
+        tokens = np.column_stack([self.tokens[:, 0], self.tokens])
+        calls = np.column_stack([tokens[:, 0], self.calls])
+        drafting = np.column_stack([np.zeros_like(tokens[:, 0]), self.drafting])
+        return calls, drafting, tokens
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class CallSeconds:
 
 
 def predicted_speeds(
-    counts: PositionCounts,
+    counts: CallsByLength,
     seconds: CallSeconds,
     statistics: Resampling,
     draft_seconds: float | None = None,
@@ -116,57 +116,48 @@ def predicted_speeds(
     Returns:
         A row for each `draft_length`, with `tokens_per_call`, `cost` (in calls without a draft),
         both over all calls, `speed`, and their ends `*_ci_low` and `*_ci_high`; `memory_bound`, the
-        speed if the target's pass cost the same for any length.
+        speed if the target's pass cost the same for any length. Ends are NaN for a single prompt,
+        and those of cost and speed for a single round.
     """
     drawn = seconds.drawn_medians(statistics)
-    return _predicted(counts, seconds.medians(), drawn, statistics, draft_seconds)
+    return _predicted(counts, seconds, drawn, statistics, draft_seconds)
 
 
 def _predicted(
-    counts: PositionCounts,
-    medians: tuple[Floats, Floats],
+    counts: CallsByLength,
+    seconds: CallSeconds,
     drawn_medians: tuple[Floats, Floats],
     statistics: Resampling,
     draft_seconds: float | None,
 ) -> pd.DataFrame:
-    """Return `predicted_speeds` from the medians of the rounds and those of their resamples."""
-    bootstrap = PromptBootstrap(np.arange(len(counts.calls)), *statistics)
-    rates = _rates(counts.tested.sum(0), counts.accepted.sum(0))
-    drawn_rates = _rates(bootstrap.sums(counts.tested), bootstrap.sums(counts.accepted))
-    share = bootstrap.ratio(counts.drafting, counts.calls).value
+    """Return `predicted_speeds`, given the medians of resampled rounds."""
+    prompts, rounds = len(counts.calls), len(seconds.target)
+    bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
+    of_rounds = tail_level(statistics.confidence, rounds)
+    of_fewer = tail_level(statistics.confidence, min(prompts, rounds))
+    calls, drafting, emitted = counts.by_prompt()
+    tokens = emitted.sum(0) / calls.sum(0)
+    share = drafting.sum(0) / calls.sum(0)
+    drawn_calls = bootstrap.sums(calls)
     with np.errstate(invalid="ignore"):  # resamples of prompts without a call are left out
-        drawn_share = (bootstrap.sums(counts.drafting) / bootstrap.sums(counts.calls))[:, None]
+        drawn_tokens = bootstrap.sums(emitted) / drawn_calls
+        drawn_share = bootstrap.sums(drafting) / drawn_calls
 
-    draft, target = _seconds_of(medians, draft_seconds)
+    draft, target = _seconds_of(seconds.medians(), draft_seconds)
     drawn_draft, drawn_target = _seconds_of(drawn_medians, draft_seconds)
     costs = over_all_passes(_costs(draft, target), share)
     drawn_costs = over_all_passes(_costs(drawn_draft, drawn_target), drawn_share)
     flat = np.broadcast_to(target[:1], target.shape)
-
-    tokens = over_all_passes(expected_tokens(rates, LONGEST), share)
-    drawn_tokens = over_all_passes(expected_tokens(drawn_rates, LONGEST), drawn_share)
     estimates = {
         "tokens_per_call": Estimate(tokens, *bootstrap.interval(drawn_tokens)),
-        "cost": Estimate(costs, *bootstrap.interval(drawn_costs)),
-        "speed": Estimate(tokens / costs, *bootstrap.interval(drawn_tokens / drawn_costs)),
+        "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),
+        "speed": Estimate(tokens / costs, *expanded_interval(drawn_tokens / drawn_costs, of_fewer)),
     }
     table = pd.DataFrame({"draft_length": np.arange(LONGEST + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
     table["memory_bound"] = tokens / over_all_passes(_costs(draft, flat), share)
     return table
-
-
-def _rates(tested: Floats | Integers, accepted: Floats | Integers) -> Floats:
-    """Return acceptance rates by position (..., G); one that was never tested is as the one before.
-
-    0 where nothing was tested at all.
-    """
-    rates = np.zeros(np.shape(tested))
-    np.divide(accepted, tested, out=rates, where=tested != 0)
-    for at in range(1, rates.shape[-1]):
-        rates[..., at] = np.where(tested[..., at] != 0, rates[..., at], rates[..., at - 1])
-    return rates
 
 
 def _seconds_of(medians: tuple[Floats, Floats], fixed: float | None) -> tuple[Floats, Floats]:
@@ -185,44 +176,34 @@ def _costs(draft: Floats, target: Floats) -> Floats:
     return extended_costs(whole, LONGEST)
 
 
-def counts_of_run(decoded: Decoded, run: int) -> PositionCounts:
-    """Count the calls of a run of chains; at the last position of an answer nothing is drafted."""
-    calls = decoded.calls[decoded.calls["run"] == run]
-    calls = calls[calls["position"] < decoded.answers["n_tokens"].max() - 1]
-    prompts = sorted(decoded.answers["prompt_id"].unique())
-    index = pd.Index(prompts).get_indexer(calls["prompt_id"])
-    counted = calls[["tested", "accepted", "drafted"]].to_numpy().T
-    return PositionCounts.of_calls(len(prompts), index, *counted)
-
-
 def predictions(
-    decoded: Decoded, judged: Mapping[str, PositionCounts], statistics: Resampling
+    decoded: Decoded, judged: Mapping[str, CallsByLength], statistics: Resampling
 ) -> pd.DataFrame:
     """Return `predicted_speeds` of every drafter under strict greedy, and under the rules judged.
 
-    `judged` are the counts that stage acceptance made of the configured drafter, by the label of
-    the rule. What another drafter proposes is counted in the calls of its longest chains.
+    `judged` are the calls that stage acceptance counted with the configured drafter, by the label
+    of the rule. Those of other drafters were counted in stage decoding: `Decoded.lengths`.
 
     Returns:
         The rows of `predicted_speeds` with `drafter`, as in `decoded.runs`, and `rule`, a label;
-        none where no round of calls was timed.
+        none where no round of calls was timed, or none that drafted.
     """
     seconds = CallSeconds.of_rounds(decoded.passes)
     frames = [pd.DataFrame(columns=["drafter", "rule", "draft_length"])]
-    if not len(seconds.target):
+    if not len(seconds.target) or seconds.target.shape[1] < 2:
         return frames[0]
-    medians = seconds.medians()
     drawn = seconds.drawn_medians(statistics)  # once for all rules
     for rule, counts in judged.items():
         if counts.calls.any():
-            table = _predicted(counts, medians, drawn, statistics, None)
+            table = _predicted(counts, seconds, drawn, statistics, None)
             frames.append(table.assign(drafter=CONFIGURED, rule=rule))
-    for drafter, run in _longest_chains(decoded).items():
-        counts = counts_of_run(decoded, run)
-        if counts.calls.any() and not (drafter == CONFIGURED and judged):
-            drafting = None if drafter == CONFIGURED else _draft_seconds(decoded, run)
-            table = _predicted(counts, medians, drawn, statistics, drafting)
-            frames.append(table.assign(drafter=drafter, rule=GREEDY))
+    longest = _longest_chains(decoded)
+    for name, rows in decoded.lengths.groupby("drafter", sort=False):
+        counts = CallsByLength.read(rows)
+        if counts.calls.any() and name in longest:
+            drafting = _draft_seconds(decoded, longest[str(name)])
+            table = _predicted(counts, seconds, drawn, statistics, drafting)
+            frames.append(table.assign(drafter=name, rule=GREEDY))
     return pd.concat(frames[1:] or frames, ignore_index=True)
 
 

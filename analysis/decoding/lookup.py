@@ -7,7 +7,8 @@ text, as vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -62,15 +63,34 @@ def lookup_calls(
     >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
     [(2, 2, 3)]
     """
+    draft = partial(_continuation, longest=longest, match=match)
+    return text_calls(draft, prompt, answer, draft_length, limit)
+
+
+def _continuation(tokens: Sequence[int], count: int, longest: int, match: str) -> list[int]:
+    return continuation(tokens, longest, count, match)
+
+
+def text_calls(
+    draft: Callable[[Sequence[int], int], Sequence[int]],
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    draft_length: int,
+    limit: int | None = None,
+) -> list[tuple[int, int, int]]:
+    """Return the same for any drafter that reads the text only.
+
+    `draft` takes a text and a number of tokens, and returns at most as many.
+    """
     done = 1
     calls = []
     while done < len(answer):
         count = draft_length if limit is None else min(draft_length, limit - done - 1)
-        draft = continuation([*prompt, *answer[:done]], longest, count, match)
+        drafted = draft([*prompt, *answer[:done]], count)
         rest = answer[done:]
-        equal = [ours == theirs for ours, theirs in zip(draft, rest, strict=False)]
+        equal = [ours == theirs for ours, theirs in zip(drafted, rest, strict=False)]
         accepted = [*equal, False].index(False)
         emitted = min(accepted + 1, len(rest))
-        calls.append((len(draft), accepted, emitted))
+        calls.append((len(drafted), accepted, emitted))
         done += emitted
     return calls

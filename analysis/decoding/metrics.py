@@ -26,6 +26,7 @@ from .paired_accuracy import differing_answers
 
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
 PASSES = ["prompt_id", "drafted", "draft_seconds", "verify_seconds", "other_seconds"]
+LENGTHS = ["prompt_id", "drafter", "draft_length", "calls", "drafting", "tokens"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -56,6 +57,9 @@ class Decoded:
     vocabulary: int = 0  # number of tokens that both models have
     # a row for each draft length at each of some prompts: seconds of a call, of no run
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
+    # a row for each prompt, drafter that reads the text only, and draft length: the calls that the
+    # greedy answer of the target alone takes with it
+    lengths: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LENGTHS))
 
     @property
     def of_trees(self) -> pd.Series:

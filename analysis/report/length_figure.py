@@ -48,8 +48,8 @@ def length_figure(
     return Figure(
         NAME,
         "Speed by draft length",
-        "Under strict greedy, after an answer's first token. Lines: predicted from the acceptance "
-        "by position and the cost of a call, each measured by itself; bands: intervals. "
+        "Under strict greedy, after an answer's first token. Lines: predicted from the tokens "
+        "per call and the cost of a call, each measured by itself; bands: intervals. "
         "Points: timed methods. Dashed: if a pass took as long over several tokens as over one.",
         draw,
     )

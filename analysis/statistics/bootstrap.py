@@ -75,6 +75,24 @@ def tail_level(confidence: float, prompts: int) -> float:
     return math.erfc(student_factor(confidence, prompts) / math.sqrt(2)) / 2
 
 
+def expanded_interval(draws: Floats, tail: float) -> tuple[Floats, Floats]:
+    """Return the expanded percentile interval of (B, ...) draws along their first axis.
+
+    The share `tail` of the draws (`tail_level`) lies beyond each end, so no end lies beyond the
+    draws. Draws of +inf rank at the top. NaN, a statistic undefined in a resample, is left out. The
+    limits are NaN if it is undefined in all resamples, or if `tail` is NaN.
+    """
+    if math.isnan(tail):
+        undefined = draws[0] * math.nan
+        return undefined, undefined
+    ordered = np.sort(draws, axis=0)  # NaN last
+    valid = np.sum(~np.isnan(draws), axis=0)
+    cut = quantile_rank(tail, valid)
+    low = np.take_along_axis(ordered, (cut - 1)[None], axis=0)[0]
+    high = np.take_along_axis(ordered, np.maximum(valid - cut, 0)[None], axis=0)[0]
+    return low, high
+
+
 class PromptBootstrap:
     """Resamples of prompts with replacement, shared by all statistics.
 
@@ -162,21 +180,8 @@ class PromptBootstrap:
         return self.ratio(above, below)
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
-        """Return the expanded percentile interval of (B, ...) draws along their first axis.
-
-        The share `tail` of the draws lies beyond each end, so no end lies beyond the draws. Draws
-        of +inf rank at the top. NaN, a statistic undefined in a resample, is left out. The limits
-        are NaN if it is undefined in all resamples, or if there is a single prompt.
-        """
-        if math.isnan(self.tail):
-            undefined = draws[0] * math.nan
-            return undefined, undefined
-        ordered = np.sort(draws, axis=0)  # NaN last
-        valid = np.sum(~np.isnan(draws), axis=0)
-        cut = quantile_rank(self.tail, valid)
-        low = np.take_along_axis(ordered, (cut - 1)[None], axis=0)[0]
-        high = np.take_along_axis(ordered, np.maximum(valid - cut, 0)[None], axis=0)[0]
-        return low, high
+        """Return the `expanded_interval` of (B, ...) draws; NaN if there is a single prompt."""
+        return expanded_interval(draws, self.tail)
 
     def quantiles(self, values: Floats, shares: Sequence[float]) -> tuple[Floats, Floats]:
         """Return the quantiles of (N,) values and their draws, (Q,) and (B, Q).

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from analysis.acceptance.judgement import Steps
-    from analysis.decoding.call_costs import PositionCounts
+    from analysis.decoding.call_costs import CallsByLength
     from analysis.topk import Flags, Floats, Indices
 
 HELD = 2**25  # tokens of steps that are held, 0.3 GB
@@ -40,18 +40,13 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
 
 
-def read_position_counts(acceptance: Artifact) -> dict[str, PositionCounts]:
-    """Read how often each position of a draft was tested and accepted, by the label of the rule."""
-    from analysis.decoding.call_costs import LONGEST, PositionCounts
+def read_calls_by_length(acceptance: Artifact) -> dict[str, CallsByLength]:
+    """Read how many calls the answers take by draft length, by the label of the rule."""
+    from analysis.decoding.call_costs import CallsByLength
 
-    table = acceptance.read("positions").to_pandas()
-    counts = {}
-    for rule, rows in table.groupby("rule", sort=False):
-        tested, accepted = (
-            rows[name].to_numpy().reshape(-1, LONGEST) for name in ("tested", "accepted")
-        )
-        counts[str(rule)] = PositionCounts(tested, accepted, tested[:, 0], tested[:, 0])
-    return counts
+    table = acceptance.read("lengths").to_pandas()
+    by_rule = table.groupby("rule", sort=False)
+    return {str(rule): CallsByLength.read(rows) for rule, rows in by_rule}
 
 
 def chunks(artifact: Artifact, rows: int = PART) -> Iterator[tuple[pa.RecordBatch, TopK]]:

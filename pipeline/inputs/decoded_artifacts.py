@@ -34,7 +34,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         "answer_seconds": "timings/runs",
         "call_seconds": "timings/calls",
         "passes": "timings/passes",
-        **{name: name for name in ("calls", "trajectory", "levels", "contexts")},
+        **{name: name for name in ("calls", "trajectory", "levels", "contexts", "lengths")},
     }
     tables = {name: artifact.read(file).to_pandas() for name, file in files.items()}
     return Decoded(

@@ -89,8 +89,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     for at, deep in enumerate(steps.by_depth if steps.deeper else ()):  # one depth is the first
         by_depth = [judgement.by_depth[at] for judgement in chosen]
         parts += depth_statistics(1 + at, deep, by_depth, bootstrap)
-    positions = pa.concat_tables([position_table(judgement, steps) for judgement in chosen])
-    out.write(positions.combine_chunks(), "positions")
+    lengths = pa.concat_tables([length_table(judgement, steps) for judgement in chosen])
+    out.write(lengths.combine_chunks(), "lengths")
     named = inputs["prompts"].read(columns=["prompt_id", "source"]).to_pydict()
     sources = dict(zip(named["prompt_id"], named["source"], strict=True))
     answered = prompts.take(steps.trajectories.starts).to_pylist()
@@ -145,25 +145,26 @@ def judge_soundly(
     return verdicts
 
 
-def position_table(judgement: Judgement, steps: Steps) -> pa.Table:
-    """Return how often each position of a draft is tested and accepted, prompt by prompt."""
+def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
+    """Return how many calls each answer takes, and tokens they give, by draft length."""
     import numpy as np
     import pyarrow as pa
 
-    from analysis.decoding.call_costs import LONGEST, PositionCounts
-    from analysis.statistics.trajectories import calls_along
+    from analysis.decoding.call_costs import LONGEST
+    from analysis.statistics.trajectories import count_calls
 
-    calls = calls_along(judgement.accepted_by_depth, steps.trajectories, LONGEST)
-    prompts = len(steps.trajectories.starts)
-    counts = PositionCounts.of_calls(prompts, calls.answer_index, calls.tested, calls.accepted)
+    lengths = range(1, LONGEST + 1)
+    flags, trajectories = judgement.accepted_by_depth, steps.trajectories
+    counted = [count_calls(flags, trajectories, length) for length in lengths]
+    answers = len(trajectories.starts)
     columns = {
-        "rule": pa.repeat(judgement.rule.label, prompts * LONGEST),
-        "answer": np.repeat(np.arange(prompts), LONGEST),
-        "position": np.tile(np.arange(1, LONGEST + 1), prompts),
-        "tested": counts.tested[:, :LONGEST].ravel(),
-        "accepted": counts.accepted[:, :LONGEST].ravel(),
+        "rule": pa.repeat(judgement.rule.label, answers * LONGEST),
+        "answer": np.repeat(np.arange(answers), LONGEST),
+        "draft_length": np.tile(lengths, answers),
+        "calls": np.stack([of_length.calls for of_length in counted], axis=1).ravel(),
+        "tokens": np.stack([of_length.tokens for of_length in counted], axis=1).ravel(),
     }
-    schema = STAGE.schema("positions")
+    schema = STAGE.schema("lengths")
     arrays = [pa.array(columns[field.name]).cast(field.type) for field in schema]
     return pa.table(arrays, schema=schema)
 
@@ -221,7 +222,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="acceptance",
-    version=28,
+    version=29,
     upstream=("prompts", "drafts"),
     tables={
         "data": STEP
@@ -239,12 +240,12 @@ STAGE = Stage(
             **CUT,
             **COUNTED,
         },
-        "positions": {  # of the calls along the target's text, drafts of eight tokens
+        "lengths": {  # of the calls along the target's text
             **RULE,
             "answer": Column("int32", "index of the prompt"),
-            "position": Column("int32", "in the draft, from 1"),
-            "tested": Column("int32", "calls that tested the token there"),
-            "accepted": Column("int32", "calls that accepted it"),
+            "draft_length": Column("int32", "tokens of a draft"),
+            "calls": Column("int32", "that the answer takes, after prefill"),
+            "tokens": Column("int32", "that the calls give"),
         },
         "sources": RULE
         | {

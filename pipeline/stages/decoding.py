@@ -15,7 +15,7 @@ from analysis.statistics.estimate import interval_columns
 from pipeline.core.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.core.stage import Json, Stage, Task
 from pipeline.core.timings import Asked, distinct
-from pipeline.drafters import kind_of
+from pipeline.drafters import TextDrafter, kind_of
 from pipeline.settings.methods import (
     ALONE,
     RACES,
@@ -167,8 +167,10 @@ def decode_prompt(session: DecodingSession, prompt: Prompt, turn: int) -> Tables
             run = (at + turn) % runs
             timed[run] = decode_timed(session, session.runs[run], prompt, read)
         rows = prompt_rows(session, prompt, read, [timed[run] for run in range(runs)])
+        answer, _ = timed[0]  # of the target alone
+        if session.runs[0].temperature == 0:
+            rows["lengths"] = length_rows(session, prompt, answer.tokens)
         if turn < ROUNDS:
-            answer, _ = timed[0]  # of the target alone
             rows["timings/passes"] = call_rows(session, prompt, read, answer.tokens)
         return rows
 
@@ -252,6 +254,30 @@ def call_rows(
     return [{"prompt_id": prompt.prompt_id} | attributes(call, *names) for call in calls]
 
 
+def length_rows(session: DecodingSession, prompt: Prompt, answer: Sequence[int]) -> list[Row]:
+    """Return the calls of a greedy answer by draft length, for drafters that read the text only."""
+    from analysis.decoding.call_costs import LONGEST
+    from analysis.decoding.lookup import text_calls
+
+    rows: list[Row] = []
+    for name, drafter in session.drafters.items():
+        if not isinstance(drafter, TextDrafter):
+            continue
+        for length in range(1, LONGEST + 1):
+            calls = text_calls(drafter.draft, prompt.token_ids, answer, length, session.steps)
+            rows.append(
+                {
+                    "prompt_id": prompt.prompt_id,
+                    "drafter": name,
+                    "draft_length": length,
+                    "calls": len(calls),
+                    "drafting": sum(drafted > 0 for drafted, _, _ in calls),
+                    "tokens": sum(emitted for _, _, emitted in calls),
+                }
+            )
+    return rows
+
+
 def by_position(key: Row, columns: Mapping[str, Sequence[float]]) -> list[Row]:
     """Return a row a position, of columns with a value at each."""
     values = zip(*columns.values(), strict=True)
@@ -290,7 +316,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="decoding",
-    version=18,
+    version=19,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     tables={
         "data": RUN
@@ -339,6 +365,14 @@ STAGE = Stage(
             "kl": Column("float64", "KL(p‖q) at the temperature, nats; inf where q lacks a token"),
             "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
             "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
+        },
+        "lengths": {  # of chains under strict greedy, by drafters that read the text only
+            "prompt_id": Column("string", "the prompt"),
+            "drafter": Column("string", "its kind"),
+            "draft_length": Column("int32", "tokens of a draft"),
+            "calls": Column("int32", "that the answer of the target alone takes, after prefill"),
+            "drafting": Column("int32", "calls that draft anything"),
+            "tokens": Column("int32", "that the calls give"),
         },
         "failures": {
             "prompt_id": Column("string", "the prompt"),

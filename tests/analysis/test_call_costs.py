@@ -4,19 +4,27 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding.call_costs import LONGEST, CallSeconds, PositionCounts, predicted_speeds
-from analysis.statistics.bootstrap import Resampling
-from analysis.statistics.trajectories import Trajectories, acceptance_by_position, calls_along
+from analysis.decoding.call_costs import LONGEST, CallsByLength, CallSeconds, predicted_speeds
+from analysis.statistics.bootstrap import Resampling, student_factor
+from analysis.statistics.trajectories import Trajectories, count_calls
 
 STATISTICS = Resampling(200, 0.95, 0)
 DRAFT, TOKEN = 0.5, 0.1  # seconds of a drafted token, and by which it lengthens the target's pass
+LENGTHS = np.arange(1, LONGEST + 1)
 
 
-def counts(tested, accepted, drafting=None):
-    """Counts of one prompt."""
-    tested, accepted = np.array([tested]), np.array([accepted])
-    calls = tested[:, 0]
-    return PositionCounts(tested, accepted, calls, calls if drafting is None else drafting)
+def counted(accepted, prompts):
+    """Calls along the steps of some prompts of equal length, whose drafts are `accepted` or not."""
+    steps = Trajectories.from_positions(np.tile(np.arange(len(accepted) // prompts), prompts))
+    found = [count_calls(accepted, steps, int(length)) for length in LENGTHS]
+    calls = np.stack([of_length.calls for of_length in found], axis=1)
+    return CallsByLength(calls, calls, np.stack([of_length.tokens for of_length in found], axis=1))
+
+
+def given(tokens, calls, drafting=None):
+    """Counts of prompts (P,) that are the same for every draft length."""
+    numbers = (calls, calls if drafting is None else drafting, tokens)
+    return CallsByLength(*(np.tile(np.array(of)[:, None], (1, LONGEST)) for of in numbers))
 
 
 def rounds(number=3, longest=LONGEST):
@@ -25,72 +33,53 @@ def rounds(number=3, longest=LONGEST):
     return CallSeconds(DRAFT * lengths, 1 + TOKEN * lengths)
 
 
-def test_counts_are_those_of_the_calls_by_prompt():
-    rng = np.random.default_rng(0)
-    accepted = rng.random(60) < 0.7
-    position = np.tile(np.arange(20), 3)
-    calls = calls_along(accepted, Trajectories.from_positions(position), LONGEST)
-    found = PositionCounts.of_calls(3, calls.answer_index, calls.tested, calls.accepted)
-    tested, taken = acceptance_by_position(calls.tested, calls.accepted)
-    width = len(tested)
-    assert found.tested.sum(0)[:width].tolist() == tested.tolist()
-    assert found.accepted.sum(0)[:width].tolist() == taken.tolist()
-    assert not found.tested[:, width:].any()
-    first = calls.answer_index == 0
-    assert found.tested[0, 0] == np.sum(calls.tested[first] >= 1)
-    of_prompts = np.bincount(calls.answer_index).tolist()
-    assert found.calls.tolist() == of_prompts == found.drafting.tolist()
-
-
-def test_a_prompt_without_calls_keeps_its_place():
-    found = PositionCounts.of_calls(3, np.array([1]), np.array([2]), np.array([1]), np.array([0]))
-    assert found.calls.tolist() == [0, 1, 0]
-    assert found.drafting.tolist() == [0, 0, 0]
-    assert found.tested[1].tolist() == [1, 1] + [0] * (LONGEST - 2)
+def test_rows_are_read_by_prompt_and_length():
+    rows = pd.DataFrame(
+        {"calls": range(2 * LONGEST), "tokens": range(100, 100 + 2 * LONGEST)}, dtype=np.int64
+    )
+    found = CallsByLength.read(rows)
+    assert found.calls.tolist() == [[*range(LONGEST)], [*range(LONGEST, 2 * LONGEST)]]
+    assert found.drafting.tolist() == found.calls.tolist()
+    assert found.tokens[1, 0] == 100 + LONGEST
+    assert CallsByLength.read(rows.assign(drafting=7)).drafting.tolist() == [[7] * LONGEST] * 2
 
 
 def test_speed_is_tokens_over_cost():
-    table = predicted_speeds(counts([100, 60, 30], [60, 30, 6]), rounds(), STATISTICS)
-    table = table.set_index("draft_length")
-    tokens = [1, 1.6, 1.9, 1.96, 1.972]  # 0.6, 0.5, 0.2, and 0.2 again
-    assert table["tokens_per_call"].tolist()[:5] == pytest.approx(tokens)
+    accepted = np.random.default_rng(0).random(60) < 0.7
+    table = predicted_speeds(counted(accepted, 3), rounds(), STATISTICS)
+    assert table["draft_length"].tolist() == [0, *LENGTHS]
+    steps = Trajectories.from_positions(np.tile(np.arange(20), 3))
+    calls = [count_calls(accepted, steps, int(length)).calls.sum() for length in LENGTHS]
+    assert table["tokens_per_call"].tolist() == [1, *(57 / np.array(calls))]
     costs = [1 + (DRAFT + TOKEN) * g for g in range(LONGEST + 1)]
     assert table["cost"].tolist() == pytest.approx(costs)
     assert table["speed"].tolist() == pytest.approx(table["tokens_per_call"] / costs)
-    bound = table["tokens_per_call"] / (1 + DRAFT * table.index)
+    bound = table["tokens_per_call"] / (1 + DRAFT * table["draft_length"])
     assert table["memory_bound"].tolist() == pytest.approx(bound.tolist())
 
 
-def test_calls_without_a_draft_cost_a_pass_and_give_a_token():
+def test_calls_without_a_draft_cost_a_pass():
     """One call in four drafts: three passes of one token, and one of the draft."""
-    of_calls = counts([25, 20], [20, 10], drafting=np.array([25]))
-    looked_up = PositionCounts(of_calls.tested, of_calls.accepted, np.array([100]), np.array([25]))
+    looked_up = given([130], [100], [25])
     table = predicted_speeds(looked_up, rounds(), STATISTICS, draft_seconds=0.01)
-    two = table.set_index("draft_length").loc[2]
-    tokens = 75 * 1 + 25 * (1 + 0.8 + 0.8 * 0.5)
+    none, _, two = table.to_dict("records")[:3]
     seconds = 75 * 1 + 25 * (1 + 2 * TOKEN + 0.01)
-    assert two["tokens_per_call"] == pytest.approx(tokens / 100)
+    assert two["tokens_per_call"] == pytest.approx(1.3)
     assert two["cost"] == pytest.approx(seconds / 100)
-    assert two["speed"] == pytest.approx(tokens / seconds)
-    assert two["memory_bound"] == pytest.approx(tokens / (75 + 25 * 1.01))
+    assert two["speed"] == pytest.approx(130 / seconds)
+    assert two["memory_bound"] == pytest.approx(130 / (75 + 25 * 1.01))
+    assert (none["tokens_per_call"], none["cost"], none["speed"]) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("longest", [0, 1, 5, LONGEST])
+@pytest.mark.parametrize("longest", [1, 5, LONGEST])
 def test_costs_beyond_the_longest_measured_go_on_as_they_are(longest):
-    table = predicted_speeds(counts([9], [5]), rounds(longest=longest), STATISTICS)
-    slope = (DRAFT + TOKEN) if longest else 0.0
-    assert table["cost"].tolist() == pytest.approx([1 + slope * g for g in range(LONGEST + 1)])
-
-
-def test_a_position_never_tested_is_as_the_one_before():
-    table = predicted_speeds(counts([10, 0, 0], [5, 0, 0]), rounds(), STATISTICS)
-    assert table["tokens_per_call"].iloc[3] == pytest.approx(1 + 0.5 + 0.5**2 + 0.5**3)
+    table = predicted_speeds(given([9], [5]), rounds(longest=longest), STATISTICS)
+    costs = [1 + (DRAFT + TOKEN) * g for g in range(LONGEST + 1)]
+    assert table["cost"].tolist() == pytest.approx(costs)
 
 
 def test_prompts_without_a_call_leave_the_intervals_finite():
-    tested = np.concatenate([np.array([[10]]), np.zeros((5, 1), dtype=int)])
-    found = PositionCounts(tested, tested // 2, tested[:, 0], tested[:, 0])
-    table = predicted_speeds(found, rounds(), STATISTICS)
+    table = predicted_speeds(given([15, 0, 0, 0, 0, 0], [10, 0, 0, 0, 0, 0]), rounds(), STATISTICS)
     assert np.isfinite(table.to_numpy()).all()
 
 
@@ -109,10 +98,9 @@ def test_rounds_that_are_not_whole_are_left_out():
 def test_intervals_hold_what_was_measured_and_come_from_both_sides():
     """Over prompts that differ, over rounds that differ, and none where nothing differs."""
     rng = np.random.default_rng(0)
-    tested = np.full((30, 1), 40)
-    accepted = rng.binomial(40, rng.uniform(0.3, 0.9, size=(30, 1)))
-    spread = PositionCounts(tested, accepted, tested[:, 0], tested[:, 0])
-    even = PositionCounts(tested, tested // 2, tested[:, 0], tested[:, 0])
+    tokens = rng.integers(50, 80, 30)
+    spread = given(tokens, np.full(30, 40))
+    even = given(np.full(30, 60), np.full(30, 40))
     noise = rng.uniform(1, 1.5, (30, LONGEST + 1))
     noisy = CallSeconds(rounds(30).draft * noise, rounds(30).target * noise)
     widths = {}
@@ -126,16 +114,46 @@ def test_intervals_hold_what_was_measured_and_come_from_both_sides():
     assert min(widths["prompts"], widths["rounds"]) > 0.01
 
 
-def test_prediction_is_what_a_simulated_loop_takes():
-    """Calls of three tokens, each accepted with its own probability, on a clock."""
+@pytest.mark.parametrize(
+    ("prompts", "number", "unknown"),
+    [(1, 5, {"tokens_per_call", "speed"}), (5, 1, {"cost", "speed"}), (2, 2, set())],
+)
+def test_one_prompt_or_one_round_has_no_interval(prompts, number, unknown):
+    found = given(np.arange(15, 15 + prompts), np.full(prompts, 10))
+    row = predicted_speeds(found, rounds(number), STATISTICS).iloc[3]
+    names = ["tokens_per_call", "cost", "speed"]
+    assert {name for name in names if np.isnan(row[f"{name}_ci_low"])} == unknown
+    assert {name for name in names if np.isnan(row[f"{name}_ci_high"])} == unknown
+
+
+def test_few_rounds_widen_the_interval_of_a_cost():
+    """By the rounds, however many prompts there are."""
+    rng = np.random.default_rng(0)
+    seconds = CallSeconds(np.zeros((4, LONGEST + 1)), rng.uniform(1, 2, (4, LONGEST + 1)))
+    statistics = STATISTICS._replace(resamples=2000)
+    row = predicted_speeds(given(np.full(1000, 15), np.full(1000, 10)), seconds, statistics).iloc[4]
+    drawn = seconds.drawn_medians(statistics)[1]
+    costs = np.sort(drawn[:, 4] / drawn[:, 0])
+    assert student_factor(0.95, 4) > 3  # so nearly all draws lie inside
+    assert row["cost_ci_low"] <= costs[2]
+    assert row["cost_ci_high"] >= costs[-3]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, LONGEST])
+def test_prediction_is_what_a_loop_takes_where_acceptance_comes_in_runs(length):
+    """An accepted token is likely to be followed by another, so rates by position mislead."""
     rng = np.random.default_rng(1)
-    rates, calls = np.array([0.8, 0.6, 0.5]), 200_000
-    passed = np.cumprod(rng.random((calls, 3)) < rates, axis=1)
-    accepted = passed.sum(1)
-    tested = np.minimum(accepted + 1, 3)
-    found = PositionCounts.of_calls(1, np.zeros(calls, dtype=int), tested, accepted)
-    table = predicted_speeds(found, rounds(), STATISTICS).set_index("draft_length")
-    for length in (1, 2, 3):
-        emitted = calls + passed[:, :length].sum()
-        seconds = calls * (1 + (DRAFT + TOKEN) * length)
-        assert table["speed"][length] == pytest.approx(emitted / seconds, rel=0.01)
+    steps = 200_000
+    changes = rng.random(steps) < 0.2
+    accepted = np.cumsum(changes) % 2 == 0
+    table = predicted_speeds(counted(accepted, 1), rounds(), STATISTICS).set_index("draft_length")
+    at, calls = 1, 0
+    while at < steps:  # the loop itself
+        right = 0
+        while right < length and at + right < steps and accepted[at + right]:
+            right += 1
+        at += right + 1
+        calls += 1
+    assert table["tokens_per_call"][length] == (steps - 1) / calls
+    seconds = calls * (1 + (DRAFT + TOKEN) * length)
+    assert table["speed"][length] == pytest.approx((steps - 1) / seconds)

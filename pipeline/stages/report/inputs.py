@@ -20,7 +20,7 @@ from analysis.acceptance.target_statistics import (
     top_statistics,
 )
 from analysis.certificates.closed_forms import compared_steps
-from analysis.decoding.call_costs import PositionCounts, predictions
+from analysis.decoding.call_costs import CallsByLength, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
 from analysis.decoding.speed import relaxed_ratios, speed
@@ -141,7 +141,7 @@ def read_content(task: Task, inputs: Inputs) -> Content:
         speeds=speeds,
         ratios=[relaxed_ratios(pair, *statistics) for pair in decoded],
         predicted=[
-            predictions(pair, _judged_positions(source), statistics)
+            predictions(pair, _judged_lengths(source), statistics)
             for pair, source in zip(decoded, timed, strict=True)
         ],
         answered=answered,
@@ -163,9 +163,9 @@ def _with_drafters(
     )
 
 
-def _judged_positions(source: Source) -> dict[str, PositionCounts]:
+def _judged_lengths(source: Source) -> dict[str, CallsByLength]:
     acceptance = source.artifacts.get("acceptance")
-    return {} if acceptance is None else stored.read_position_counts(acceptance)
+    return {} if acceptance is None else stored.read_calls_by_length(acceptance)
 
 
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
