@@ -38,10 +38,10 @@ from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
 from pipeline.core.terminal import command
 from pipeline.engines import servers
+from pipeline.engines.answer_checksums import CHECKSUM, is_unchanged, with_checksum
 from pipeline.engines.answers import printable
-from pipeline.engines.pages import read_page
+from pipeline.engines.metrics_pages import read_page
 from pipeline.engines.registry import engine_named
-from pipeline.engines.seals import SEAL, is_whole, sealed
 from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
 
@@ -270,9 +270,9 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> dict[str, Any]:
                 f"{path}, line {number} answers another request (prompts, steps, sampling or "
                 f"log-probabilities differ): {other}"
             )
-        if not is_whole(row):
+        if not is_unchanged(row):
             raise PipelineError(
-                f"{path}, line {number} was changed since it was saved (its {SEAL} differs): "
+                f"{path}, line {number} was changed since it was saved (its {CHECKSUM} differs): "
                 "delete this line, and it is asked again, or give ask.name=NAME for a new file"
             )
         answered[name] = request
@@ -323,7 +323,7 @@ async def _send(
                     line |= {"seconds": round(took, 6), "began": round(began, 6)}
                     line |= {"concurrent": load, "source": prompts[name].source}
                     # as ASCII: a text may be no valid Unicode
-                    file.write(json.dumps(sealed(line)) + "\n")
+                    file.write(json.dumps(with_checksum(line)) + "\n")
                     file.flush()
                 bar.update(1)
 

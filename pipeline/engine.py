@@ -32,11 +32,12 @@ from pipeline.core.files import slug, write_whole
 from pipeline.core.store import relative
 from pipeline.core.terminal import command
 from pipeline.engines.answers import counted
-from pipeline.engines.loads import Load, by_load, rows_of, screen_of
+from pipeline.engines.comparison import Speed
 from pipeline.engines.recommendation import recommendation
+from pipeline.engines.run_table import engine_figures, missing_counts, run_table, source_table
 from pipeline.engines.runs import Run, read_run, run_files
 from pipeline.engines.schedule import schedule, what_if
-from pipeline.engines.screen import by_source, own_words, screen, untold
+from pipeline.engines.speed_by_load import Load, compare_by_load, load_rows, load_table
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"
@@ -58,13 +59,9 @@ def main(arguments: Sequence[str]) -> None:
                 given = "a study to check with" if checked else "what_if"
                 raise PipelineError(f"{given} was given, and not BASE and SPEC: {USAGE}")
             hint = "for the speed give the same server without drafts as well: BASE SPEC..."
-            print(
-                "\n".join(
-                    [*screen(runs), *own_words(runs), *by_source(runs), *_unknown(runs), hint]
-                )
-            )
+            print("\n".join([*_table(runs), *_unknown(runs), hint]))
             return
-        loads, left_out = by_load(runs, Resampling(**vars(settings.statistics)))
+        loads, left_out = compare_by_load(runs, Resampling(**vars(settings.statistics)))
         print("\n".join(_of_one_load(loads[0], runs) if len(loads) == 1 else _by_load(loads, runs)))
         print("\n".join(left_out), end="\n" if left_out else "")
         if len(loads) > 1:
@@ -90,25 +87,29 @@ def _read(files: Sequence[str], length: int | None) -> list[Run]:
 
 def _unknown(runs: Sequence[Run]) -> list[str]:
     """Return a line for what a run does not tell, or what of it was left out."""
-    lines = untold(runs)
+    lines = missing_counts(runs)
     for run in runs:
         if run.counts.excluded:
             lines.append(f"{run.path.name}: left out: {counted(run.counts.excluded)}")
     return lines
 
 
+def _table(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
+    """Return the table of runs, and the same counts by engine and by source of the prompts."""
+    return [*run_table(runs, speeds), *engine_figures(runs), *source_table(runs)]
+
+
 def _of_one_load(load: Load, runs: Sequence[Run]) -> list[str]:
     """Return what is printed of runs at one load."""
     advice = recommendation(load.base, load.runs, load.speeds)
-    table = [*screen(load.runs, load.speeds), *own_words(load.runs), *by_source(load.runs)]
-    return [*table, *load.notes, *_unknown(runs), *advice]
+    return [*_table(load.runs, load.speeds), *load.notes, *_unknown(runs), *advice]
 
 
 def _by_load(loads: Sequence[Load], runs: Sequence[Run]) -> list[str]:
     """Return what is printed of runs at several loads."""
     notes = [f"load {load.requests}: {note}" for load in loads for note in load.notes]
     drafted = [run for load in loads for run in load.runs]
-    table = [*screen_of(rows_of(loads)), *own_words(drafted), *by_source(drafted)]
+    table = [*load_table(load_rows(loads)), *engine_figures(drafted), *source_table(drafted)]
     return [*table, *notes, *_unknown(runs), *schedule(loads)]
 
 
@@ -118,7 +119,7 @@ def _write(loads: Sequence[Load], folder: Path) -> None:
     from analysis.report.style import render
     from analysis.report.table import csv_text
 
-    table = pd.DataFrame([row.columns() for row in rows_of(loads)])
+    table = pd.DataFrame([row.columns() for row in load_rows(loads)])
     name = f"{slug(loads[0].base.path.name.partition('.')[0])}_speed_by_load"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{name}.csv", csv_text(table, digits=None).encode())
@@ -130,11 +131,11 @@ def _write(loads: Sequence[Load], folder: Path) -> None:
 
 def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
     """Print the checks of each run with drafts; return whether all passed."""
-    from pipeline.engines.check import CheckedStudy
+    from pipeline.engines.study_checks import StudyChecker
     from pipeline.study import Study
 
     study = Study("stage=drafts", *overrides)
-    models = CheckedStudy(study)
+    models = StudyChecker(study)
     passed = True
     drafter = "prompt look-up" if study.config.drafter is None else study.config.drafter.label
     target = study.config.targets[study.targets[0]].label

@@ -70,7 +70,7 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
 
     Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
     """
-    bootstrap = prompt_bootstrap(steps.trajectories.prompt_index)
+    bootstrap = prompt_bootstrap(steps.trajectories.answer_index)
     usual = usual_statistics(steps.target, rules, steps.kl, bootstrap)
     rows = []
     for predicted, judgement in zip(usual, judge(steps, rules), strict=True):
@@ -95,7 +95,7 @@ def source_statistics(
     the statistics acceptance, certified and measured_per_call of `rule_statistics`, over these
     prompts alone.
     """
-    steps = np.bincount(trajectories.prompt_index)
+    steps = np.bincount(trajectories.answer_index)
     by_rule = {}  # of each prompt: what is counted, and among how many
     for judgement in judgements:
         calls = count_calls(judgement.accepted_by_depth, trajectories, None)

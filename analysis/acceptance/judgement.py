@@ -42,7 +42,7 @@ RATIO_ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A drafter and its target at the N steps of P trajectories, in order."""
+    """A drafter and its target at the N steps of A answers, in order."""
 
     target: TopK  # the target's distributions
     position: NDArray[np.int32]  # (N,) 0-based, within each trajectory

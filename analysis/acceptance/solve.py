@@ -96,7 +96,7 @@ def solve(
     >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
     >>> searched = build_range({"rule": "additive"})
     >>> steps = Trajectories.from_positions(np.array([0, 0]))
-    >>> bootstrap = PromptBootstrap(steps.prompt_index, 20, 0.9, 0)
+    >>> bootstrap = PromptBootstrap(steps.answer_index, 20, 0.9, 0)
     >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
     >>> solution.value, solution.reached
     (0.3001, 1.0)
@@ -129,7 +129,7 @@ def _solve(
 ) -> list[Solution]:
     """Solve for each goal, given which steps pass under rules, by depth."""
     setting, last = _settings(searched)
-    size = len(trajectories.prompt_index)
+    size = len(trajectories.answer_index)
     # the first setting at which a step passes, last + 1 for none, lies between these
     least = np.zeros((len(passing), size), dtype=np.int64)
     most = np.full_like(least, last + 1)

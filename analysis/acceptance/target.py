@@ -24,7 +24,7 @@ class Target:
     certificates: Mapping[Rule, tuple[Floats, Floats]]
     bootstrap: PromptBootstrap  # over the prompts of the steps
     tokens: NDArray[np.int32]  # (N,) id of the token emitted
-    prompt_texts: Sequence[str]  # (P,) the prompt of each answer
+    prompt_texts: Sequence[str]  # (A,) the prompt of each answer
     dist: TopK | None = None  # the distributions of the steps
     # by k the (N,) probability of the k most probable tokens
     top: Mapping[int, Floats] = field(default_factory=dict)
@@ -41,5 +41,5 @@ class Target:
     @property
     def trajectories(self) -> Trajectories:
         """The steps of each answer."""
-        steps = self.bootstrap.steps
-        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompt_index)
+        steps = self.bootstrap.answer_steps
+        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.answer_index)

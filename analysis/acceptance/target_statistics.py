@@ -131,8 +131,8 @@ def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
     for at, name in enumerate([*names, f"above {edges[-1]}"]):
         yield "margin", name, gap_bin == at
     answers = target.trajectories
-    position = np.arange(len(target.logit_gap)) - answers.starts[answers.prompt_index]
-    late = 2 * position >= target.bootstrap.steps[answers.prompt_index]
+    position = np.arange(len(target.logit_gap)) - answers.starts[answers.answer_index]
+    late = 2 * position >= target.bootstrap.answer_steps[answers.answer_index]
     yield "position", "first", ~late
     yield "position", "second", late
 

@@ -73,9 +73,9 @@ class RuleCertificates(Certificates):
         if not steps:
             raise ValueError("there are no steps")
         bootstrap = prompt_bootstrap(np.zeros(steps) if prompts is None else prompts)
-        if len(bootstrap.prompt_index) != steps:
+        if len(bootstrap.answer_index) != steps:
             raise ValueError(
-                f"prompts has {len(bootstrap.prompt_index)} labels: give one a step, {steps}"
+                f"prompts has {len(bootstrap.answer_index)} labels: give one a step, {steps}"
             )
         rows = []
         for at, (label, ceiling) in enumerate(zip(self.labels, self.ceilings, strict=True)):

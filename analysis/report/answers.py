@@ -31,7 +31,7 @@ def median_answer(target: Target) -> PrintedAnswer:
     Without a drafter it is the answer with the median mean certificate.
     """
     answer = _median_place(target)
-    steps = target.bootstrap.steps
+    steps = target.bootstrap.answer_steps
     begin = int(steps[:answer].sum())
     chosen = slice(begin, begin + int(steps[answer]))
     return PrintedAnswer(
@@ -47,7 +47,9 @@ def _median_place(target: Target) -> int:
         values = target.judged[first.label].accepted.astype(float)
     else:
         values = np.minimum(target.certificates[first][0], first.ceiling)
-    shares = np.bincount(target.bootstrap.prompt_index, weights=values) / target.bootstrap.steps
+    shares = (
+        np.bincount(target.bootstrap.answer_index, weights=values) / target.bootstrap.answer_steps
+    )
     order = np.argsort(shares, kind="stable")
     return int(order[round((len(shares) - 1) / 2)])
 

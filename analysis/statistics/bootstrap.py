@@ -33,9 +33,9 @@ LEAST_SPREAD = 1e-12  # of draws; below it is rounding
 # With fewer, intervals of quantiles and of several methods at once hold the truth less often than
 # they say: benchmarks/results/bootstrap_coverage.csv
 FEW_PROMPTS = 30
-MOST_CLUSTERS = 8192  # that are resampled
-MOST_WEIGHTS = 2**24  # resamples times clusters, but for `ALWAYS_DRAWN` clusters at least
-ALWAYS_DRAWN = 1000  # clusters that are resampled one by one, however many resamples there are
+MOST_GROUPS = 8192  # of prompts, that are resampled
+MOST_WEIGHTS = 2**24  # resamples times groups, but for `ALWAYS_DRAWN` groups at least
+ALWAYS_DRAWN = 1000  # prompts that are resampled one by one, however many resamples there are
 
 
 class Resampling(NamedTuple):
@@ -79,12 +79,11 @@ class PromptBootstrap:
     """Resamples of prompts with replacement, shared by all statistics.
 
     Attributes:
-        prompt_index: (N,) the answer each step belongs to, 0 .. P-1; without `clusters` each
-            answer is its own prompt.
-        steps: (P,) number of steps of each.
+        answer_index: (N,) the answer each step belongs to, 0 .. A-1.
+        answer_steps: (A,) number of steps of each answer.
         count: number of prompts.
-        weights: (B, C) multiplicity of each prompt in each of B resamples. Of more than
-            `MOST_CLUSTERS` prompts, or `MOST_WEIGHTS` / B, random groups of equal size are
+        weights: (B, G) multiplicity of each prompt in each of B resamples. Of more than
+            `MOST_GROUPS` prompts, or `MOST_WEIGHTS` / B, random groups of equal size are
             resampled, so memory is bounded.
         tail: the share of draws beyond each end of an interval; NaN for a single prompt.
     """
@@ -95,53 +94,56 @@ class PromptBootstrap:
         resamples: int,
         confidence: float,
         seed: int,
-        clusters: Integers | None = None,
+        prompt_of_answer: Integers | None = None,
     ) -> None:
         """Draw B = `resamples` resamples; intervals have the given `confidence`.
 
         `prompts` (N,) labels the answer each step belongs to; labels are numbers, texts or other
-        hashable objects. `clusters` (P,) is the prompt each answer belongs to; without it each
-        answer is its own prompt.
+        hashable objects. `prompt_of_answer` (A,) numbers the prompt each answer belongs to, from 0;
+        without it each answer has a prompt of its own.
 
         Raises:
             ValueError: there is not one label a step.
         """
-        self.prompt_index = numbered("prompts", prompts)
-        self.steps = np.bincount(self.prompt_index)
-        cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
-        self.count = int(cluster.max()) + 1
+        self.answer_index = numbered("prompts", prompts)
+        self.answer_steps = np.bincount(self.answer_index)
+        if prompt_of_answer is None:
+            group = np.arange(len(self.answer_steps))
+        else:
+            group = np.asarray(prompt_of_answer)
+        self.count = int(group.max()) + 1
         most = max(ALWAYS_DRAWN, MOST_WEIGHTS // resamples)
-        drawn = min(self.count, MOST_CLUSTERS, most)
+        drawn = min(self.count, MOST_GROUPS, most)
         generator = np.random.default_rng(seed)
         times = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
         self.weights = times.astype(np.float64)
         self.confidence = confidence
         self.tail = tail_level(confidence, drawn)
         if drawn < self.count:
-            cluster = (generator.permutation(self.count) % drawn)[cluster]
-        self._cluster = cluster
-        self._grouped = clusters is not None or drawn < self.count
+            group = (generator.permutation(self.count) % drawn)[group]
+        self._group = group  # (A,) column of `weights` of each answer
+        self._grouped = prompt_of_answer is not None or drawn < self.count
 
-    def sums(self, per_prompt: Numbers) -> Floats:
-        """Return the (B, ...) sums over resampled prompts, from the (P, ...) sums of each prompt.
+    def sums(self, per_answer: Numbers) -> Floats:
+        """Return the (B, ...) sums over resampled prompts, from the (A, ...) sums of each answer.
 
         Integers are summed exactly, so their sums do not depend on the order of addition. A prompt
         with a sum of +inf makes the sums of its resamples infinite.
         """
-        flat = np.asarray(per_prompt, dtype=np.float64).reshape(len(self.steps), -1)
+        flat = np.asarray(per_answer, dtype=np.float64).reshape(len(self.answer_steps), -1)
         if self._grouped:
             size = self.weights.shape[1]
-            flat = np.stack([np.bincount(self._cluster, x, size) for x in flat.T], axis=1)
+            flat = np.stack([np.bincount(self._group, x, size) for x in flat.T], axis=1)
         endless = np.isposinf(flat)
         sums = self.weights @ np.where(endless, 0.0, flat)
         if endless.any():
             sums[(self.weights @ endless.astype(np.float64)) > 0] = np.inf
-        return sums.reshape(-1, *np.shape(per_prompt)[1:])
+        return sums.reshape(-1, *np.shape(per_answer)[1:])
 
     def ratio(self, above: Numbers, below: Numbers, empty: float = math.nan) -> Estimate:
         """Return ratios of sums over all prompts, and the two ends of their intervals, (...) each.
 
-        `above` and `below` are the (P, ...) sums of each prompt; `empty` stands where `below` is 0.
+        `above` and `below` are the (A, ...) sums of each answer; `empty` stands where `below` is 0.
         """
 
         def quotient(above: Floats, below: Floats) -> Floats:
@@ -155,8 +157,8 @@ class PromptBootstrap:
 
     def ratio_interval(self, counted: Counted, among: Counted | None = None) -> Estimate:
         """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
-        above = np.bincount(self.prompt_index, counted)
-        below = self.steps if among is None else np.bincount(self.prompt_index, among)
+        above = np.bincount(self.answer_index, counted)
+        below = self.answer_steps if among is None else np.bincount(self.answer_index, among)
         return self.ratio(above, below)
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
@@ -181,7 +183,7 @@ class PromptBootstrap:
 
         The quantile at a share q is the smallest value that at least a share q of the steps does
         not exceed, so it is always an observed value, possibly +inf. Each resample is a weighting
-        of the sorted steps, searched first by blocks of b, then inside one: O(B (C N/b + Q b)).
+        of the sorted steps, searched first by blocks of b, then inside one: O(B (G N/b + Q b)).
         """
         size = len(values)
         order = np.argsort(values, kind="stable")
@@ -193,7 +195,7 @@ class PromptBootstrap:
         blocks = -(-size // block)
         never = self.weights.shape[1]  # drawn: the owner of the padding
         owner = np.full(blocks * block, never)
-        owner[:size] = self._cluster[self.prompt_index[order]]
+        owner[:size] = self._group[self.answer_index[order]]
         weights = np.column_stack([self.weights, np.zeros(len(self.weights))])
         cell = owner * blocks + np.arange(len(owner)) // block
         content = np.bincount(cell, minlength=(never + 1) * blocks).reshape(-1, blocks)
@@ -304,10 +306,10 @@ def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Esti
     """
     below = np.searchsorted(levels, values, side="left")  # number of levels below each value
     width = len(levels) + 1
-    size = len(bootstrap.steps)
-    counts = np.bincount(bootstrap.prompt_index * width + below, minlength=size * width)
+    size = len(bootstrap.answer_steps)
+    counts = np.bincount(bootstrap.answer_index * width + below, minlength=size * width)
     above = np.cumsum(counts.reshape(size, width)[:, ::-1], axis=1)[:, -2::-1]
-    return bootstrap.ratio(above, bootstrap.steps[:, None])
+    return bootstrap.ratio(above, bootstrap.answer_steps[:, None])
 
 
 def top_probability(dist: TopK, ranks: Sequence[int]) -> Floats:

@@ -33,7 +33,7 @@ RANDOM = f"random_{RANDOM_CAP}"
 
 
 def step_sums(certified: Flags, trajectories: Trajectories) -> dict[str, Integers]:
-    """Return the sums behind the estimators over the steps of each trajectory, (P,) each.
+    """Return the sums behind the estimators over the steps of each trajectory, (A,) each.
 
     Returns:
         `steps`; `failures`, the steps that are not certified; `certified_ends`, 1 if the last step
@@ -48,7 +48,7 @@ def step_sums(certified: Flags, trajectories: Trajectories) -> dict[str, Integer
     begins[starts] = certified[starts]
     stop = np.where(certified, len(certified), step)  # the next failure, or the end of all
     stop = np.minimum.accumulate(stop[::-1])[::-1]
-    left = ends[trajectories.prompt_index] - step  # steps from this one to the end, inclusive
+    left = ends[trajectories.answer_index] - step  # steps from this one to the end, inclusive
     ahead = np.minimum(stop - step, left)  # certified steps from this one on
     return {
         "steps": ends - starts,

@@ -26,10 +26,10 @@ CENSORED = 0.1
 
 @dataclass(frozen=True)
 class Trajectories:
-    """The bounds of each prompt's trajectory among the steps; lengths may differ."""
+    """The trajectories among the steps, one for each answer; lengths may differ."""
 
-    starts: Integers  # (P,) index of the first step of each trajectory
-    prompt_index: Integers  # (N,) the trajectory of each step
+    starts: Integers  # (A,) index of the first step of each trajectory
+    answer_index: Integers  # (N,) the answer each step belongs to
 
     @classmethod
     def from_positions(cls, position: NDArray[np.integer]) -> Trajectories:
@@ -40,22 +40,22 @@ class Trajectories:
         """
         position = np.asarray(position)
         starts = np.flatnonzero(position == 0)
-        prompt_index = np.cumsum(position == 0) - 1
+        answer_index = np.cumsum(position == 0) - 1
         if len(position) == 0 or position[0] != 0:
             raise ValueError("the first step must be step 0 of its trajectory")
-        if not np.array_equal(position, np.arange(len(position)) - starts[prompt_index]):
+        if not np.array_equal(position, np.arange(len(position)) - starts[answer_index]):
             raise ValueError(
                 "the steps of a trajectory must be in order and without a gap: 0, 1, 2, ..."
             )
-        return cls(starts, prompt_index)
+        return cls(starts, answer_index)
 
     @property
     def ends(self) -> Integers:
-        """(P,) index after the last step of each trajectory."""
-        return np.append(self.starts[1:], len(self.prompt_index))
+        """(A,) index after the last step of each trajectory."""
+        return np.append(self.starts[1:], len(self.answer_index))
 
     def total(self, values: Flags | Integers) -> Integers:
-        """Return the (P,) sums of (N,) flags or integers over the steps of each trajectory."""
+        """Return the (A,) sums of (N,) flags or integers over the steps of each trajectory."""
         sums: Integers = np.add.reduceat(values, self.starts, dtype=np.intp)
         return sums
 
@@ -63,7 +63,7 @@ class Trajectories:
 class Calls(NamedTuple):
     """Verification calls along trajectories, C in all."""
 
-    prompt_index: Integers  # (C,) the trajectory of each call
+    answer_index: Integers  # (C,) the answer of each call
     tested: Integers  # (C,) tested tokens: the accepted ones and the rejected one
     accepted: Integers  # (C,) accepted tokens
     # (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends
@@ -71,7 +71,7 @@ class Calls(NamedTuple):
 
 
 class CallCounts(NamedTuple):
-    """Verification calls of each trajectory, (P,) each."""
+    """Verification calls of each trajectory, (A,) each."""
 
     calls: Integers  # number of calls
     tokens: Integers  # emitted tokens, all but the first, which prefill emits
@@ -91,7 +91,7 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
     >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
     [[2, 2], [2, 1], [3, 2]]
     """
-    ends = trajectories.ends[trajectories.prompt_index]
+    ends = trajectories.ends[trajectories.answer_index]
     ahead = _accepted_ahead(np.atleast_2d(accepted), ends)
     if draft_length is not None:
         ahead = np.minimum(ahead, draft_length)
@@ -106,7 +106,7 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
     accepted_tokens = ahead[begin]
     emitted = np.minimum(accepted_tokens + 1, ends[begin] - begin)
     tested = emitted if draft_length is None else np.minimum(emitted, draft_length)
-    return Calls(trajectories.prompt_index[begin], tested, accepted_tokens, emitted)
+    return Calls(trajectories.answer_index[begin], tested, accepted_tokens, emitted)
 
 
 def count_calls(
@@ -124,9 +124,9 @@ def count_calls(
     is_cut = calls.emitted == calls.accepted
     size = len(trajectories.starts)
     return CallCounts(
-        calls=np.bincount(calls.prompt_index, minlength=size),
+        calls=np.bincount(calls.answer_index, minlength=size),
         tokens=trajectories.ends - trajectories.starts - 1,
-        cut=np.bincount(calls.prompt_index[is_cut], minlength=size),
+        cut=np.bincount(calls.answer_index[is_cut], minlength=size),
     )
 
 

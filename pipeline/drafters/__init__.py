@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.drafters.draft_model import DraftModel
+from pipeline.drafters.drafter_base import Drafter, NeuralDrafter, TextDrafter
 from pipeline.drafters.eagle3_head import Eagle3Head
-from pipeline.drafters.kind import Drafter, NeuralDrafter, TextDrafter
 from pipeline.drafters.prompt_lookup import PromptLookup
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.drafters.kind import NeuralDrafter
+from pipeline.drafters.drafter_base import NeuralDrafter
 
 if TYPE_CHECKING:
     import torch

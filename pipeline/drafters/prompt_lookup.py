@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from analysis.decoding.lookup import continuation
-from pipeline.drafters.kind import TextDrafter
+from pipeline.drafters.drafter_base import TextDrafter
 
 if TYPE_CHECKING:
     from pipeline.core.stage import Json

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import regular
+from pipeline.engines.answer_checksums import CHANGED, is_unchanged
+from pipeline.engines.engine_base import FormatError, Part
 from pipeline.engines.json_text import FormError, form_of, has_events, json_values
-from pipeline.engines.kind import FormatError, Part
 from pipeline.engines.registry import has_own_layout
-from pipeline.engines.seals import CHANGED, is_whole
 from pipeline.engines.streams import Streams
 
 NO_ANSWER = "objects that are no answers"
@@ -150,7 +150,7 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     """Return the answers in the object of a line, one a choice, or why it has none."""
     if not isinstance(value, Mapping):
         return NO_ANSWER
-    if not is_whole(value):
+    if not is_unchanged(value):
         return CHANGED
     body = value["response"] if isinstance(value.get("response"), Mapping) else value
     request = value["request"] if isinstance(value.get("request"), Mapping) else {}

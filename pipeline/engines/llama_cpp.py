@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pipeline.engines.counts import Counts, EngineAnswer
-from pipeline.engines.kind import (
+from pipeline.engines.engine_base import (
     BY_POSITION,
     DRAFTS,
     MEAN_LENGTH,

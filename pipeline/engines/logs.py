@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import counted, read_answers
-from pipeline.engines.kind import Engine, Part
+from pipeline.engines.engine_base import Engine, Part
 from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
 from pipeline.engines.step_checks import (
     CUT_STEPS,

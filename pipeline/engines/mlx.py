@@ -7,7 +7,7 @@ draft_rounds. Every pass after prefill verifies a draft, so the rounds are all p
 from __future__ import annotations
 
 from pipeline.engines.counts import EngineAnswer
-from pipeline.engines.kind import Count, Engine, Part, field_at, mapping
+from pipeline.engines.engine_base import Count, Engine, Part, field_at, mapping
 from pipeline.engines.llama_cpp import TimingFields
 
 OWN_TIMINGS = {"draft_rounds", "peak_memory"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engines.kind import Engine, Part
+from pipeline.engines.engine_base import Engine, Part
 from pipeline.engines.llama_cpp import LlamaCpp
 from pipeline.engines.mlx import MLX
 from pipeline.engines.sglang import SGLang
-from pipeline.engines.spec_bench import SpecBench
+from pipeline.engines.spec_bench_answers import SpecBench
 from pipeline.engines.vllm import VLLM
 
 ENGINES: tuple[Engine, ...] = (VLLM(), SGLang(), MLX(), LlamaCpp(), SpecBench())

@@ -16,11 +16,11 @@ import numpy as np
 
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
+from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.engines.answers import MOST_LOAD, read_bytes
 from pipeline.engines.counts import Counts
-from pipeline.engines.pages import is_page, page_difference, page_of
+from pipeline.engines.metrics_pages import is_page, page_difference, page_of
 from pipeline.engines.registry import engine_named
-from pipeline.engines.sums import read_sums
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def read_run(path: Path, length: int | None = None) -> Run:
     """
     page = page_of(path)
     if page is None:
-        answers = read_sums(path)
+        answers = read_answer_counts(path)
         page = _page_beside(path, len(answers.answers))
         counts = answers if page is None else _with_page(answers, page)
     else:

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from conf.schema import WhatIf
-from pipeline.engines.loads import Load, costs_at, pooled, predicted_rows, screen_of
 from pipeline.engines.recommendation import SURE, doubt_of
 from pipeline.engines.registry import engine_named
+from pipeline.engines.speed_by_load import (
+    Load,
+    costs_at,
+    load_table,
+    predicted_rows,
+    rates_and_draft_share,
+)
 
 Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft length
 
@@ -65,7 +71,7 @@ def _predicted(loads: Sequence[Load], requests: int, lengths: set[int]) -> int:
     if len(lengths) == 1:
         return next(iter(lengths))
     costs = costs_at(loads, requests)
-    rates, share = pooled(loads)
+    rates, share = rates_and_draft_share(loads)
     if costs is None or not rates:
         return min(lengths)
     speeds = costs.speeds(rates, share)
@@ -142,7 +148,7 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
     at = supposed.concurrent
     measured = [load.requests for load in loads]
     rows = predicted_rows(loads, measured if at is None else [at], supposed.acceptance)
-    lines = ["", f"what if {_supposed(supposed)}:", *screen_of(rows)]
+    lines = ["", f"what if {_supposed(supposed)}:", *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
         place = "" if load is None else f"at {load} request{'' if load == 1 else 's'} at once: "

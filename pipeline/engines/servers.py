@@ -16,11 +16,11 @@ import httpx2
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.secrets import without_secrets
+from pipeline.engines.answer_counts import read_answer
 from pipeline.engines.answers import answer_parts, printable
-from pipeline.engines.kind import FormatError
-from pipeline.engines.pages import read_page
+from pipeline.engines.engine_base import FormatError
+from pipeline.engines.metrics_pages import read_page
 from pipeline.engines.registry import ENGINES, engine_named, served_engines
-from pipeline.engines.sums import read_answer
 
 MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
 PATIENCE = 30.0  # seconds for a connection, and for all but answers

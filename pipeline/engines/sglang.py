@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import AliasChoices, AliasPath, Field
 
 from pipeline.engines.counts import EngineAnswer
-from pipeline.engines.kind import (
+from pipeline.engines.engine_base import (
     MEAN_LENGTH,
     RATE,
     AnswerFields,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import first_line
-from pipeline.engines.kind import FormatError, Part, mapping
+from pipeline.engines.engine_base import FormatError, Part, mapping
 from pipeline.engines.llama_cpp import SAMPLED
 from pipeline.engines.registry import ENGINES, engine_of
 

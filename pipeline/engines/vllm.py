@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.engines.counts import UNDRAFTED, Counts, EngineAnswer
-from pipeline.engines.kind import (
+from pipeline.engines.engine_base import (
     BY_POSITION,
     DRAFTS,
     MEAN_LENGTH,

@@ -75,12 +75,13 @@ def resampled(
     Of an engine's log the pieces of an answer, and the choices of a prompt, stay together.
     """
     trajectories = Trajectories.from_positions(numbers(steps["position"]))
-    clusters = None
+    prompt_of_answer = None
     if "log" in distributions.settings:
         prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
         number = {prompt: at for at, prompt in enumerate(dict.fromkeys(prompts))}
-        clusters = np.array([number[prompt] for prompt in prompts])
-    return trajectories, PromptBootstrap(trajectories.prompt_index, *statistics, clusters=clusters)
+        prompt_of_answer = np.array([number[prompt] for prompt in prompts])
+    bootstrap = PromptBootstrap(trajectories.answer_index, *statistics, prompt_of_answer)
+    return trajectories, bootstrap
 
 
 def read_steps(artifact: Artifact) -> Steps:

@@ -77,7 +77,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )
     chosen = judge_soundly(pair.pair, prompts, steps, rules)
-    bootstrap = PromptBootstrap(steps.trajectories.prompt_index, *runtime.statistics)
+    bootstrap = PromptBootstrap(steps.trajectories.answer_index, *runtime.statistics)
     rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
     parts = [finite_share(steps, bootstrap)]
     sampled = drafts.metadata["sampled_temperature"]
@@ -151,7 +151,7 @@ def position_rows(judgement: Judgement, steps: Steps) -> Iterator[Json]:
 
     calls = calls_along(judgement.accepted_by_depth, steps.trajectories, LONGEST)
     prompts = len(steps.trajectories.starts)
-    counts = PositionCounts.of_calls(prompts, calls.prompt_index, calls.tested, calls.accepted)
+    counts = PositionCounts.of_calls(prompts, calls.answer_index, calls.tested, calls.accepted)
     for answer, (tested, accepted) in enumerate(
         zip(counts.tested.tolist(), counts.accepted.tolist(), strict=True)
     ):

@@ -104,7 +104,7 @@ class DecodingWorker:
     def __init__(self, task: Task, inputs: Inputs) -> None:
         from pipeline.decoding.session import load_session, warm_up
         from pipeline.drafters.pairs import pair_tokenizer
-        from pipeline.inputs.decoded_artifacts import with_measured_trees
+        from pipeline.inputs.measured_trees import with_measured_trees
 
         methods = with_measured_trees(methods_of(task), inputs.get("drafts"))
         self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])

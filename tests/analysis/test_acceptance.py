@@ -27,7 +27,7 @@ def pair(noise, k=VOCAB, seed=0):
 
 
 def bootstrap(steps):
-    return PromptBootstrap(steps.trajectories.prompt_index, 50, 0.9, 0)
+    return PromptBootstrap(steps.trajectories.answer_index, 50, 0.9, 0)
 
 
 def statistics(steps, rule, column="value"):
@@ -143,7 +143,7 @@ def test_the_border_of_the_certificate():
 
 SIZES = (20, 7, 1, 30, 12)
 STEPS = Trajectories.from_positions(np.concatenate([np.arange(n) for n in SIZES]))
-BOOTSTRAP = PromptBootstrap(STEPS.prompt_index, 200, 0.9, 0)
+BOOTSTRAP = PromptBootstrap(STEPS.answer_index, 200, 0.9, 0)
 EPS = 0.05
 DIALS = [
     {"rule": "additive", "t": [0.0, 1.0]},
@@ -172,8 +172,8 @@ def dist():
 def reached(dist, rule, goal, weights=None):
     """What a setting reaches: of the steps, or of each resample."""
     certain = certify(dist, rule).lower > EPS
-    steps = np.bincount(STEPS.prompt_index)
-    certified = np.bincount(STEPS.prompt_index, weights=certain[:, 0])
+    steps = np.bincount(STEPS.answer_index)
+    certified = np.bincount(STEPS.answer_index, weights=certain[:, 0])
     made = count_calls(certain[:, 0], STEPS, goal.draft_length)
     above = steps - 1 if goal.calls else certified  # the prompt's pass emits the first
     below = made.calls if goal.calls else steps
@@ -276,7 +276,7 @@ def test_the_limits_of_a_continuous_parameter_are_those_of_all_its_settings():
     logits = 2 * np.random.default_rng(7).standard_normal((240, 20)) + 6
     dist = TopK.from_logits(logits, k=20)
     steps = Trajectories.from_positions(np.tile(np.arange(6), 40))
-    resamples = PromptBootstrap(steps.prompt_index, 200, 0.9, 0)
+    resamples = PromptBootstrap(steps.answer_index, 200, 0.9, 0)
     dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
     t = np.arange(10_001) / 10_000
     passed = certify(dist, [replace(dial.rules[0], t=float(x)) for x in t]).lower > EPS
@@ -294,7 +294,7 @@ def test_at_the_threshold_and_a_step_to_either_side():
     """p = (.6, .3, .1): below R = .051 rank 2 is out of reach; from there it must be accepted."""
     dist = TopK.from_probabilities([[0.6, 0.3, 0.1]])
     steps = Trajectories.from_positions(np.array([0]))
-    bootstrap = PromptBootstrap(steps.prompt_index, 20, 0.9, 0)
+    bootstrap = PromptBootstrap(steps.answer_index, 20, 0.9, 0)
     dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
     least = float(certify(dist, dial.rules[0]).lower[0, 0])
     assert least == pytest.approx(0.6 * math.log(0.6 / 0.45) + 0.3 * math.log(0.3 / 0.45))
@@ -306,7 +306,7 @@ def test_at_the_threshold_and_a_step_to_either_side():
     assert math.isnan(found.ci_low)  # one prompt has no interval
     assert math.isnan(found.ci_high)
     two = Trajectories.from_positions(np.array([0, 0]))
-    both = PromptBootstrap(two.prompt_index, 20, 0.9, 0)
+    both = PromptBootstrap(two.answer_index, 20, 0.9, 0)
     (found,) = solve(dist[[0, 0]], dial, 0.0, [Goal(1.0)], both, two)
     assert (found.value, found.ci_low, found.ci_high) == (0.0, 0.0, 0.0)
     (none,) = solve(dist, dial, 0.1, [Goal(2, True)], bootstrap, steps)
@@ -325,7 +325,7 @@ def test_any_setting_is_enough_where_the_strict_end_is():
         ([unsure, unsure], 1.0, False),
     ):
         steps = Trajectories.from_positions(np.array([0, 0]))
-        bootstrap = PromptBootstrap(steps.prompt_index, 200, 0.9, 0)
+        bootstrap = PromptBootstrap(steps.answer_index, 200, 0.9, 0)
         dist = TopK.from_probabilities(steps_)
         (found,) = solve(dist, dial, 0.1, [Goal(wanted)], bootstrap, steps)
         assert found.any_setting == any_setting

@@ -30,15 +30,15 @@ def test_counts_are_those_of_the_calls_by_prompt():
     accepted = rng.random(60) < 0.7
     position = np.tile(np.arange(20), 3)
     calls = calls_along(accepted, Trajectories.from_positions(position), LONGEST)
-    found = PositionCounts.of_calls(3, calls.prompt_index, calls.tested, calls.accepted)
+    found = PositionCounts.of_calls(3, calls.answer_index, calls.tested, calls.accepted)
     tested, taken = acceptance_by_position(calls.tested, calls.accepted)
     width = len(tested)
     assert found.tested.sum(0)[:width].tolist() == tested.tolist()
     assert found.accepted.sum(0)[:width].tolist() == taken.tolist()
     assert not found.tested[:, width:].any()
-    first = calls.prompt_index == 0
+    first = calls.answer_index == 0
     assert found.tested[0, 0] == np.sum(calls.tested[first] >= 1)
-    of_prompts = np.bincount(calls.prompt_index).tolist()
+    of_prompts = np.bincount(calls.answer_index).tolist()
     assert found.calls.tolist() == of_prompts == found.drafting.tolist()
 
 

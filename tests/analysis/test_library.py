@@ -205,7 +205,7 @@ def test_a_drafters_table_has_the_statistics_of_the_stage():
     steps = Steps.from_logits(Z, W, LABELS)
     wanted, _ = drafted_steps(Z, W, 12, LENGTHS)
     np.testing.assert_array_equal(steps.position, wanted.position)
-    bootstrap = PromptBootstrap(wanted.trajectories.prompt_index, 1000, 0.95, 0)
+    bootstrap = PromptBootstrap(wanted.trajectories.answer_index, 1000, 0.95, 0)
     table = steps.table(["greedy", "tree:2"])
     for judgement in judge(wanted, ["greedy", "tree:2"]):
         for row in rule_statistics(wanted, judgement, bootstrap):
@@ -234,7 +234,7 @@ KINDS = [
 def test_prompts_are_labels_of_any_kind(labels):
     bootstrap = prompt_bootstrap(labels, 20)
     assert bootstrap.count == 4
-    assert sorted(bootstrap.steps) == sorted(LENGTHS)
+    assert sorted(bootstrap.answer_steps) == sorted(LENGTHS)
     expected = np.concatenate([np.arange(length) for length in LENGTHS])
     np.testing.assert_array_equal(positions("prompts", labels, 24), expected)
 
@@ -242,5 +242,5 @@ def test_prompts_are_labels_of_any_kind(labels):
 def test_numbers_of_prompts_stay_as_they_are():
     prompts = np.repeat([2, 0, 1], [3, 1, 2])
     given, wanted = prompt_bootstrap(prompts, 30, 0.9, 5), PromptBootstrap(prompts, 30, 0.9, 5)
-    np.testing.assert_array_equal(given.prompt_index, prompts)
+    np.testing.assert_array_equal(given.answer_index, prompts)
     np.testing.assert_array_equal(given.weights, wanted.weights)

@@ -108,7 +108,7 @@ def test_answers_to_one_prompt_are_drawn_together():
     values, prompts = clustered(2)
     together = np.array([0, 1, 1, 2, 0, 2, 2])
     merged = np.argsort(together[prompts], kind="stable")
-    one = PromptBootstrap(prompts, 60, 0.95, 3, clusters=together)
+    one = PromptBootstrap(prompts, 60, 0.95, 3, prompt_of_answer=together)
     two = PromptBootstrap(together[prompts][merged], 60, 0.95, 3)
     assert one.count == two.count == 3
     pairs = zip(one.quantiles(values, LEVELS), two.quantiles(values[merged], LEVELS), strict=True)
@@ -119,10 +119,10 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     """The intervals stay: of 1,000 groups of 20 prompts."""
     values = np.random.default_rng(0).exponential(size=40_000)
     prompts = np.repeat(np.arange(20_000), 2)
-    monkeypatch.setattr(bootstrap, "MOST_CLUSTERS", 1000)
+    monkeypatch.setattr(bootstrap, "MOST_GROUPS", 1000)
     grouped = PromptBootstrap(prompts, 1000, 0.95, 0)
     assert (grouped.count, grouped.weights.shape) == (20_000, (1000, 1000))
-    assert (grouped.sums(grouped.steps) == 40_000).all()
+    assert (grouped.sums(grouped.answer_steps) == 40_000).all()
     error = values.reshape(-1, 2).mean(axis=1).std() / math.sqrt(20_000)
     value, low, high = grouped.ratio_interval(values)
     assert value == pytest.approx(values.mean())
@@ -255,13 +255,13 @@ def walk(trajectories):
 def estimate(flags, resamples=5):
     values = np.concatenate([np.where(part, 0.5, 0.05) for part in flags])
     trajectories = Trajectories.from_positions(positions([len(part) for part in flags]))
-    bootstrap = PromptBootstrap(trajectories.prompt_index, resamples, 0.95, seed=0)
+    bootstrap = PromptBootstrap(trajectories.answer_index, resamples, 0.95, seed=0)
     return run_lengths(values, [0.1], trajectories, bootstrap)
 
 
 def test_certified_is_strict_and_an_empty_region_is_always_certified():
     trajectories = Trajectories.from_positions(np.arange(4))
-    bootstrap = PromptBootstrap(trajectories.prompt_index, 5, 0.95, seed=0)
+    bootstrap = PromptBootstrap(trajectories.answer_index, 5, 0.95, seed=0)
     values = np.array([0.1, np.inf, 0.2, np.inf])
     found = run_lengths(values, [0.1, 0.2, 9.0], trajectories, bootstrap)
     assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
@@ -337,7 +337,7 @@ def walked(by_depth, gamma):
 def test_place_i_of_a_draft_is_judged_at_depth_i(depths, gamma):
     """Behind the deepest one that was measured it stands for all."""
     accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
-    own = [walked(accepted[:, STEPS.prompt_index == p], gamma or 99) for p in range(len(SIZES))]
+    own = [walked(accepted[:, STEPS.answer_index == p], gamma or 99) for p in range(len(SIZES))]
     prompts, tested, kept, emitted = calls_along(accepted, STEPS, gamma or 99)
     assert list(zip(tested, kept, strict=True)) == list(itertools.chain(*own))
     assert np.bincount(prompts, emitted, len(SIZES)).tolist() == [n - 1 for n in SIZES]

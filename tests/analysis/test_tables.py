@@ -54,7 +54,7 @@ def certificates(target, rule):
 
 def measure(rules):
     trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
-    bootstrap = PromptBootstrap(trajectories.prompt_index, 40, 0.95, 0)
+    bootstrap = PromptBootstrap(trajectories.answer_index, 40, 0.95, 0)
     frames = {"top": [], "certificates": [], "run_lengths": []}
     probabilities = np.sort(np.random.default_rng(0).random((280, 3))).T.copy()
     for label in TARGETS:

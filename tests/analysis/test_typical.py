@@ -182,7 +182,7 @@ def test_a_drafter_with_random_noise_is_a_usual_one():
     """Normal noise in its logits is the model: acceptance at the KLs of its steps, rule by rule."""
     z, w = noisy(1500, 40, 3.0, 0.9, 5)
     steps = Steps.from_logits(z, w, np.repeat(np.arange(60), 25), k=20)
-    bootstrap = PromptBootstrap(steps.trajectories.prompt_index, 100, 0.95, 0)
+    bootstrap = PromptBootstrap(steps.trajectories.answer_index, 100, 0.95, 0)
     rows = usual_statistics(steps.target, EIGHT, steps.kl, bootstrap, draws=40)
     table = steps.table(EIGHT)
     for row, judgement in zip(rows, judge(steps, EIGHT), strict=True):

@@ -13,8 +13,8 @@ from filelock import FileLock
 
 from pipeline import ask
 from pipeline.engines import servers
-from pipeline.engines.seals import CHANGED
-from pipeline.engines.sums import read_sums
+from pipeline.engines.answer_checksums import CHANGED
+from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.study import Study
 
 STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]
@@ -121,7 +121,7 @@ def test_answers_are_saved_as_they_are_read(owner, outputs, prompts):
         run(fake, outputs, owner)  # nothing is left to ask
     assert (body["content"] if owner == "llamacpp" else body["choices"][0]["text"]) == text
     assert len(fake.asked) == 5
-    answers = read_sums(outputs / "answers" / f"{owner}.jsonl").answers
+    answers = read_answer_counts(outputs / "answers" / f"{owner}.jsonl").answers
     assert list(answers) == list(prompts)
     for one, ids in zip(answers.values(), prompts.values(), strict=True):
         assert (one.prompt, one.tokens, one.temperature) == (ids, [ids[-1]] * 7, 0.5)
@@ -404,7 +404,7 @@ def test_a_changed_token_is_not_used(outputs):
         changed = json.loads(json.dumps(rows))
         changed[2]["response"]["choices"][0]["token_ids"][3] += 1
         path.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        counts = read_sums(path)
+        counts = read_answer_counts(path)
         assert counts.excluded == {CHANGED: 1}
         assert rows[2]["custom_id"] not in counts.answers
         with pytest.raises(SystemExit, match=r"sealed\.jsonl, line 3 was changed"):
@@ -412,7 +412,7 @@ def test_a_changed_token_is_not_used(outputs):
         assert len(fake.asked) == 5
     tight = (json.dumps(row, sort_keys=True, separators=(",", ":")) for row in rows)
     path.write_text("\n".join(tight) + "\n")  # written in another way, the same
-    assert len(read_sums(path).answers) == 5
+    assert len(read_answer_counts(path).answers) == 5
 
 
 def test_a_list_of_loads_is_asked_load_by_load(outputs, prompts):
@@ -438,7 +438,8 @@ def test_a_list_of_loads_is_asked_load_by_load(outputs, prompts):
         pages = [(folder / f"loads-at-{load}.{end}.txt").read_text() for end in ("before", "after")]
         assert [page.split()[-1] for page in pages] == [f"{first}.0", f"{first + 5}.0"]
         assert {
-            answer.load for answer in read_sums(folder / f"loads-at-{load}.jsonl").answers.values()
+            answer.load
+            for answer in read_answer_counts(folder / f"loads-at-{load}.jsonl").answers.values()
         } == {load}
 
 

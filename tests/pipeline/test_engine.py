@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline import engine
-from pipeline.engines.check import CallComparison
+from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.engines.logs import read_log, stacked
-from pipeline.engines.sums import read_sums
+from pipeline.engines.study_checks import CallComparison
 from tests.engines import SAMPLES, answer_ids, lines
 
 COUNT = 6  # answers of the samples, of 30
@@ -89,7 +89,7 @@ def test_the_values_are_those_of_the_model():
 def test_answers_keep_their_tokens_and_drafts_changed_no_text(runs):
     first = [answer_ids(line) for line in lines(runs[0])]
     for name in runs:
-        answers = read_sums(SAMPLES / f"{name}.jsonl.gz").answers
+        answers = read_answer_counts(SAMPLES / f"{name}.jsonl.gz").answers
         assert list(answers) == [line["custom_id"] for line in lines(name)]
         prompts = [answer.prompt for answer in answers.values()]
         assert prompts == [line["request"]["prompt"] for line in lines(name)]

@@ -17,10 +17,10 @@ import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
+from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.engines.comparison import gain
-from pipeline.engines.pages import page_of, read_page
+from pipeline.engines.metrics_pages import page_of, read_page
 from pipeline.engines.runs import read_run
-from pipeline.engines.sums import read_sums
 from tests.engines import SAMPLES
 
 FILES = Path(__file__).parent / "engine_counts"
@@ -28,7 +28,7 @@ FILES = Path(__file__).parent / "engine_counts"
 
 def read(path):
     """Read a page, or the sums of answers."""
-    return page_of(path) or read_sums(path)
+    return page_of(path) or read_answer_counts(path)
 
 
 def rows(path, *values):

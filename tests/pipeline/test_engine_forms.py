@@ -9,9 +9,9 @@ import zipfile
 import pytest
 
 from pipeline.core.errors import PipelineError
+from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.engines.json_text import json_values
 from pipeline.engines.logs import stacked
-from pipeline.engines.sums import read_sums
 from tests.pipeline import test_engine_logs as logs
 
 
@@ -213,11 +213,11 @@ def test_counts_in_the_last_chunk_are_those_of_the_answer(tmp_path):
                   "metrics": {"speculative_decoding": drafts}}  # fmt: skip
     for chunks in ([one, one, ends, last], [one, ends, last, last], [ends, last]):
         path.write_text(events(chunks))
-        counts = read_sums(path)
+        counts = read_answer_counts(path)
         assert (counts.engine, counts.emitted, counts.drafts, counts.accepted) == ("vLLM", 5, 2, 3)
         assert (len(counts.answers), counts.excluded) == (1, {})
     path.write_text(as_lines(native_chunks({"completion_probabilities": [{"id": 5}] * 9})))
-    counts = read_sums(path)
+    counts = read_answer_counts(path)
     assert (counts.engine, counts.emitted, counts.accepted) == ("llama.cpp", 8, 2)
     assert [answer.tokens for answer in counts.answers.values()] == [[5] * 9]
 
@@ -227,7 +227,7 @@ def test_a_stream_of_sglang_repeats_what_came_before(tmp_path):
     last = meta | {"spec_verify_ct": 43, "completion_tokens": 106, "finish_reason": {"type": "x"}}
     path = tmp_path / "stream"
     path.write_text(events([{"text": "x", "meta_info": each} for each in (meta, meta, last)]))
-    counts = read_sums(path)
+    counts = read_answer_counts(path)
     assert (counts.engine, counts.emitted, counts.drafts) == ("SGLang", 105, 43)
     assert (len(counts.answers), counts.excluded) == (1, {})
 
@@ -349,7 +349,7 @@ def zipped(data):
 def test_another_form_is_refused_by_name(form, message, tmp_path):
     path = logs.written(tmp_path / "log.jsonl")
     path.write_bytes(form(path.read_bytes()))
-    for read in (logs.read, read_sums):
+    for read in (logs.read, read_answer_counts):
         with pytest.raises(PipelineError, match=message) as caught:
             read(path)
         assert str(path) in str(caught.value)

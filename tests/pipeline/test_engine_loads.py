@@ -11,8 +11,8 @@ import pytest
 from analysis.decoding.draft_length import expected_tokens
 from analysis.statistics.bootstrap import Resampling
 from pipeline import engine
-from pipeline.engines.loads import by_load, costs_at, predicted_rows, rows_of
 from pipeline.engines.runs import read_run, run_files
+from pipeline.engines.speed_by_load import compare_by_load, costs_at, load_rows, predicted_rows
 from tests.engines import metrics, vllm_page
 
 STATISTICS = Resampling(200, 0.95, 0)
@@ -55,7 +55,7 @@ def screen_of(capsys, *words):
 def loads_of(folder):
     runs = [read_run(path) for path in run_files(folder)]
     runs.sort(key=lambda run: run.counts.drafting is not False)
-    return by_load(runs, STATISTICS)
+    return compare_by_load(runs, STATISTICS)
 
 
 @pytest.mark.parametrize("told", ["asked", "served"])
@@ -73,7 +73,9 @@ def test_runs_are_paired_by_load(told, tmp_path, capsys):
 def test_files_may_be_given_in_any_order(tmp_path):
     grid(tmp_path, {1: 1.2, 4: 2.0})
     names = ("a4", "d1", "d4", "a1")
-    loads, notes = by_load([read_run(tmp_path / f"{n}.after.txt") for n in names], STATISTICS)
+    loads, notes = compare_by_load(
+        [read_run(tmp_path / f"{n}.after.txt") for n in names], STATISTICS
+    )
     assert [(load.requests, load.base.path.name[0], len(load.runs)) for load in loads] == [
         (1, "a", 1),
         (4, "a", 1),
@@ -126,7 +128,7 @@ def test_a_gain_that_is_not_sure_is_not_in_the_schedule(tmp_path, capsys):
 def test_other_lengths_are_predicted_and_marked(tmp_path):
     """At rates 0.6, 0.5, 0.5 and costs linear in the length: 1.1, 1.2 and 1.3 passes."""
     loads, _ = loads_of(grid(tmp_path, {1: 1.2, 8: 2.4}))
-    rows = {(row.load, row.length): row for row in rows_of(loads)}
+    rows = {(row.load, row.length): row for row in load_rows(loads)}
     assert rows.keys() == {(load, length) for load in (1, 8) for length in (1, 2, 3)}
     for length, cost in ((1, 1.1), (3, 1.3)):
         row = rows[1, length]
@@ -353,7 +355,7 @@ def test_prefill_takes_part_of_the_seconds_of_whole_requests(tmp_path):
             (tmp_path / f"{name}.{moment}.txt").write_text(text if share else text or "")
         path.with_suffix(".json").write_text('{"answers_of_pages": 10, "concurrent": 1}')
         runs.append(read_run(path))
-    loads, _ = by_load(runs, STATISTICS)
+    loads, _ = compare_by_load(runs, STATISTICS)
     (speed,) = loads[0].speeds
     assert (speed.times, speed.cost) == pytest.approx((1.6, 1.2))
     assert (speed.decoding, speed.rest) == pytest.approx((0.75, 1.3 / 4))

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
-from pipeline.engines.pages import page_of, read_page
+from pipeline.engines.metrics_pages import page_of, read_page
 from pipeline.engines.runs import read_run
 from tests.engines import metrics, vllm_page
 

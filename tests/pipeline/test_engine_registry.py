@@ -9,13 +9,13 @@ import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
+from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.engines.answers import answer_parts
-from pipeline.engines.check import CheckedStudy
 from pipeline.engines.counts import UNDRAFTED
-from pipeline.engines.kind import PageSums
+from pipeline.engines.engine_base import PageSums
 from pipeline.engines.logs import read_log
 from pipeline.engines.registry import ENGINES, UNKNOWN, counts_remedy, engine_named, engine_of
-from pipeline.engines.sums import read_sums
+from pipeline.engines.study_checks import StudyChecker
 from tests.engines import SAMPLES
 
 CHOICE = {"index": 0, "message": {"content": "x"}, "finish_reason": "length"}
@@ -94,17 +94,17 @@ def test_answers_of_real_engines_name_theirs(path):
 def test_an_unknown_layout_is_refused_by_its_keys(body, tmp_path):
     """It is not read as llama.cpp's because nothing else fits."""
     path = rows(tmp_path / "log", *[body] * 3)
-    for read in (read_sums, lambda path: read_log(path, 2)):
+    for read in (read_answer_counts, lambda path: read_log(path, 2)):
         with pytest.raises(PipelineError, match=rf"JSON objects with the keys {next(iter(body))}"):
             read(path)
 
 
 def test_timings_of_mlx_do_not_say_that_nothing_was_drafted(tmp_path, capsys):
     """Of llama.cpp the same timings do; mlx-vlm drafted before it counted."""
-    counts = read_sums(rows(tmp_path / "llama", CHAT | {"timings": TIMINGS}))
+    counts = read_answer_counts(rows(tmp_path / "llama", CHAT | {"timings": TIMINGS}))
     assert (counts.engine, counts.drafting, counts.passes) == ("llama.cpp", False, 40)
     path = rows(tmp_path / "mlx", CHAT | {"timings": MLX_TIMINGS})
-    counts = read_sums(path)
+    counts = read_answer_counts(path)
     assert (counts.engine, counts.drafting, counts.emitted) == ("MLX", None, 40)
     assert math.isnan(counts.passes)
     engine.main([str(path)])
@@ -137,7 +137,7 @@ def test_answers_of_two_engines_are_refused(tmp_path):
     vllm = CHAT | {"system_fingerprint": "vllm-0.32.0"}
     llama = CHAT | {"id": "d", "timings": TIMINGS | {"cache_n": None}}
     with pytest.raises(PipelineError, match=r"holds answers of llama\.cpp and vLLM"):
-        read_sums(rows(tmp_path / "both", vllm, llama))
+        read_answer_counts(rows(tmp_path / "both", vllm, llama))
 
 
 def test_names_and_metrics_are_each_of_one_engine():
@@ -186,5 +186,5 @@ def test_llama_cpp_drafts_no_more_than_was_asked_for(name, drafted):
     )
     run = SimpleNamespace(length=5, counts=SimpleNamespace(engine=name))
     asked = SimpleNamespace(prompt=[1, 2, 3, 4, 5, 6, 7, 8, 1, 2], tokens=[3, 4, 5, 6])
-    calls = CheckedStudy._predict(SimpleNamespace(_config=config), run, asked)
+    calls = StudyChecker._predict(SimpleNamespace(_config=config), run, asked)
     assert calls[0][0] == drafted

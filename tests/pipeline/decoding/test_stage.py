@@ -16,7 +16,7 @@ from pipeline.core.store import Store
 from pipeline.decoding import answer_scoring
 from pipeline.decoding import session as pair
 from pipeline.drafters import pairs
-from pipeline.inputs import decoded_artifacts as artifacts
+from pipeline.inputs import measured_trees
 from pipeline.models.eagle3.drafter import teacher_forced_outputs
 from pipeline.settings.methods import method_entries
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
@@ -237,7 +237,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured():
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     built = methods.build([*MEASURED, MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}])
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss, drawn = artifacts.with_measured_trees(built, drafts)
+    greedy, gss, erss, drawn = measured_trees.with_measured_trees(built, drafts)
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
@@ -254,8 +254,8 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured():
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them():
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     [method] = methods.build([MEASURED[1] | {"sampling": "races"}])
-    whole = artifacts.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
-    part = artifacts.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
+    whole = measured_trees.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
+    part = measured_trees.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
     # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest;
     # four equal tokens: at any temperature s is what it was

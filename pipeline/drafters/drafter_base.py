@@ -1,4 +1,4 @@
-"""What a kind of drafter is: its names, its files, how it drafts, and which engines run it.
+"""The base classes of drafters: names, files, how they draft, which engines run them.
 
 A kind is one class in a file of its own; `pipeline.drafters.KINDS` lists them. Planning a study
 reads the attributes of the classes only, so that torch is imported by the methods that need it.

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pandas as pd
 
+from pipeline.engines.answer_counts import total_counts
 from pipeline.engines.comparison import Speed
 from pipeline.engines.counts import Counts
-from pipeline.engines.kind import BY_POSITION, MEAN_LENGTH, RATE
+from pipeline.engines.engine_base import BY_POSITION, MEAN_LENGTH, RATE
 from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
-from pipeline.engines.sums import summed
 
 
-def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
-    """Return the lines of the table."""
+def run_table(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
+    """Return the lines of a table with a row for each run."""
     rows = []
     for i, run in enumerate(runs):
         row = _counted(run)
@@ -56,7 +56,7 @@ def _shown(form: str, *ends: float) -> str:
     return " to ".join(printed)
 
 
-def by_source(runs: Sequence[Run]) -> list[str]:
+def source_table(runs: Sequence[Run]) -> list[str]:
     """Return the lines of a table of each run by source of the prompts, if answers have several."""
     rows = []
     for run in runs:
@@ -64,14 +64,14 @@ def by_source(runs: Sequence[Run]) -> list[str]:
         sources = sorted({answer.source for answer in answers.values()} - {""})
         for source in sources if len(sources) > 1 else ():
             own = {name: of for name, of in answers.items() if of.source == source}
-            counts = summed(run.engine, own)
+            counts = total_counts(run.engine, own)
             if counts.drafting:
                 part = replace(run, counts=counts, page=None)
                 rows.append({"source": source, "answers": str(len(own)), **_counted(part)})
     return pd.DataFrame(rows).to_string(index=False).splitlines() if rows else []
 
 
-def own_words(runs: Sequence[Run]) -> list[str]:
+def engine_figures(runs: Sequence[Run]) -> list[str]:
     """Return what each run's engine would have printed of these counts, beside what is shown here.
 
     An engine counts calls with a draft alone, and the tokens that the last call accepts beyond the
@@ -96,7 +96,7 @@ def own_words(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def untold(runs: Sequence[Run]) -> list[str]:
+def missing_counts(runs: Sequence[Run]) -> list[str]:
     """Return a line for each run that lacks a count, with what would give it."""
     lines = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""An engine's answers beside the study's predictions along them: the checks of `engine`.
+"""The checks of `pipeline.engine`: an engine's answers beside what the study predicts along them.
 
 Two runs of an engine answer the same prompts: with drafts, and without. The target reads the
 answers, and its drafter (or look-up) drafts along them.
@@ -131,7 +131,7 @@ def _begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
     return rows
 
 
-class CheckedStudy:
+class StudyChecker:
     """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
 
     def __init__(self, study: Study) -> None:

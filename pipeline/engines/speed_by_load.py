@@ -168,7 +168,7 @@ def _times(pair: tuple[Run, Speed]) -> float:
     return pair[1].times
 
 
-def by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[Load], list[str]]:
+def compare_by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[Load], list[str]]:
     """Return the runs by load, each compared with the one without drafts; and what was left out.
 
     The first run is without drafts, and so is the first of each further load. A run whose load is
@@ -266,7 +266,7 @@ def _ratio(one: float, other: float) -> float:
     return max(one, other) / min(one, other)
 
 
-def pooled(loads: Sequence[Load]) -> tuple[list[float], float]:
+def rates_and_draft_share(loads: Sequence[Load]) -> tuple[list[float], float]:
     """Return acceptance by position of the longest drafts, and the share of passes with a draft.
 
     Nothing where no run tells them.
@@ -322,9 +322,9 @@ def _between(requests: int, below: tuple[int, Costs], above: tuple[int, Costs]) 
     )
 
 
-def rows_of(loads: Sequence[Load]) -> list[Row]:
+def load_rows(loads: Sequence[Load]) -> list[Row]:
     """Return a row for each load and draft length, measured or predicted."""
-    rates, share = pooled(loads)
+    rates, share = rates_and_draft_share(loads)
     rows = []
     for load in loads:
         measured = [
@@ -350,7 +350,7 @@ def predicted_rows(
     Raises:
         PipelineError: no run tells its rates, or the cost of a step.
     """
-    rates, share = pooled(loads)
+    rates, share = rates_and_draft_share(loads)
     if acceptance is not None:
         rates = [acceptance]
     if not rates:
@@ -399,7 +399,7 @@ def _predicted(
     return rows
 
 
-def screen_of(rows: Sequence[Row]) -> list[str]:
+def load_table(rows: Sequence[Row]) -> list[str]:
     """Return the lines of a table of loads."""
     shown = pd.DataFrame([row.cells() for row in rows])
     if all(row.run is None for row in rows):

@@ -1,4 +1,4 @@
-"""What an engine is: how its answers, its log-probabilities, its page and its server are told.
+"""The base class of engines: answers, log-probabilities, page of metrics, server.
 
 An engine is one class in a file of its own; `pipeline.engines.registry` lists them and finds the
 one that wrote an answer or a page.

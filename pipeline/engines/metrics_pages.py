@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import printable, read_bytes
 from pipeline.engines.counts import MOST_PLACES, Counts
-from pipeline.engines.kind import PageSums
+from pipeline.engines.engine_base import PageSums
 from pipeline.engines.registry import ENGINES, engine_named, engines_with_pages
 
 METRICS = {  # by name, without _total

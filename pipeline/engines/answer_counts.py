@@ -1,4 +1,4 @@
-"""What engines count in their answers, read from a file and summed over its answers."""
+"""The counts of drafts in the answers of a file, and their sums."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answers import counted, read_answers
 from pipeline.engines.counts import MOST_PLACES, Counts, EngineAnswer
-from pipeline.engines.kind import FormatError, Part
+from pipeline.engines.engine_base import FormatError, Part
 from pipeline.engines.registry import engine_named, engine_of
 
 MANY_CHOICES = "answers of several choices"
 
 
-def read_sums(path: Path) -> Counts:
+def read_answer_counts(path: Path) -> Counts:
     """Add up the counts of all answers of a file, whether or not anything was drafted.
 
     Raises:
@@ -38,7 +38,7 @@ def read_sums(path: Path) -> Counts:
         else:
             answers[name] = answer
     engine = _engine_of_all(path, answers.values())
-    sums = replace(summed(engine, _with_zeros(answers, engine)), excluded=+excluded)
+    sums = replace(total_counts(engine, _with_zeros(answers, engine)), excluded=+excluded)
     if sums.accepted > sums.drafted:  # NaN compares as false
         raise PipelineError(
             f"{path}: {sums.accepted:g} tokens were accepted of {sums.drafted:g} drafted"
@@ -46,7 +46,7 @@ def read_sums(path: Path) -> Counts:
     return sums
 
 
-def summed(engine: str, answers: Mapping[str, EngineAnswer]) -> Counts:
+def total_counts(engine: str, answers: Mapping[str, EngineAnswer]) -> Counts:
     """Add up the counts of answers of an engine."""
     every = answers.values()
     return Counts(

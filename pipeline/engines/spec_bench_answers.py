@@ -1,6 +1,6 @@
-"""Spec-Bench: answers only.
+"""Answers that Spec-Bench's scripts wrote, of whatever engine they ran.
 
-`evaluation/eval.py` defines accept_lengths, the tokens that each pass emitted.
+Its `evaluation/eval.py` defines accept_lengths: the tokens that each pass emitted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pipeline.engines.counts import MOST_PLACES, EngineAnswer
-from pipeline.engines.kind import AnswerFields, Engine, Part
+from pipeline.engines.engine_base import AnswerFields, Engine, Part
 
 
 class SpecBenchFields(AnswerFields):
