@@ -27,6 +27,7 @@ from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
+LEAST_FOR_COST = 0.1  # share of passes with a draft, from which on the cost of a step is told
 SAME_LOAD = 1.5  # times as many requests at once; answers of other lengths leave other gaps
 IMPLAUSIBLE = 20  # passes that a step costs
 ROUGH_SPREAD = 0.3  # standard deviation of a request's log seconds per token: docs/engine.md
@@ -65,10 +66,10 @@ def compare(
 
     The base is without drafts. Intervals hold for all runs together.
     """
-    if base.counts.drafting:
+    if base.has_drafter:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
     for run in runs:
-        if run.counts.drafting is False:
+        if run.has_drafter is False:
             raise PipelineError(
                 f"{run.path} counts no drafts: start this server with a drafter, or give what "
                 f"counts them ({counts_remedy(engine_named(run.engine))})"
@@ -83,6 +84,12 @@ def compare(
         doubts = _differences(base, run) + _doubts_of_cost(run, speeds[i].cost)
         notes += doubts
         speeds[i] = speeds[i]._replace(compares=not doubts)
+        if run.draft_share < LEAST_FOR_COST:  # NaN compares as false
+            speeds[i] = speeds[i]._replace(cost=math.nan)
+            notes.append(
+                f"{run.path.name}: {run.counts.drafts:,.0f} of {run.counts.passes:,.0f} passes had "
+                "a draft: too few to tell what a step with one costs"
+            )
     return speeds, notes
 
 
@@ -205,10 +212,11 @@ def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
 
 def _doubts_of_cost(run: Run, cost: float) -> list[str]:
     """Return why the cost of a step can't be right."""
-    if cost < LEAST_VERIFY_RATIO:
+    share = 1.0 if math.isnan(run.draft_share) else min(run.draft_share, 1.0)
+    if 1.0 + share * (cost - 1.0) < LEAST_VERIFY_RATIO:  # of all passes
         why = "less than a pass of the target alone: it had another load, or a busy machine"
         return [f"{run.path.name}: a step would cost {cost:.2f} passes, {why}"]
-    if cost > IMPLAUSIBLE:
+    if cost > IMPLAUSIBLE and share >= LEAST_FOR_COST:
         why = "as in a server that still compiles"
         return [f"{run.path.name}: a step costs {cost:.0f} passes, {why}"]
     return []

@@ -22,6 +22,8 @@ from pipeline.engines.counts import Counts
 from pipeline.engines.metrics_pages import is_page, page_difference, page_of
 from pipeline.engines.registry import engine_named
 
+LEAST_DRAFTING = 0.02  # of the passes; with fewer drafts a run tells nothing of drafting
+
 
 @dataclass(frozen=True)
 class Run:
@@ -37,6 +39,25 @@ class Run:
     def engine(self) -> str:
         """The engine, empty where nothing tells it."""
         return self.counts.engine or engine_named(self.record.get("engine", "")).name
+
+    @property
+    def has_drafter(self) -> bool | None:
+        """Whether the server drafts; None where the counts do not tell.
+
+        With a schedule it has counts by position, also at loads at which it drafts nothing.
+        """
+        return True if self.counts.by_place else self.counts.drafting
+
+    @property
+    def draft_share(self) -> float:
+        """The share of passes with a draft; NaN where it is not told."""
+        passes = (self.counts.passes + self.counts.most_passes) / 2
+        return self.counts.drafts / passes if passes else math.nan
+
+    @property
+    def hardly_drafts(self) -> bool:
+        """Whether so few passes have a draft that the run tells nothing of drafting."""
+        return self.draft_share < LEAST_DRAFTING  # NaN compares as false
 
     @property
     def asked(self) -> int | None:
@@ -129,11 +150,12 @@ def read_run(path: Path, length: int | None = None) -> Run:
         counts = answers if page is None else _with_page(answers, page)
     else:
         counts = page
-    if counts.drafting is False:
+    run = Run(path, length, counts, page, _record(path))
+    if run.has_drafter is False:
         length = 0
     elif _drafts_are_full(counts):
         length = len(counts.by_place)
-    return Run(path, length, counts, page, _record(path))
+    return replace(run, length=length)
 
 
 def _with_page(answers: Counts, page: Counts) -> Counts:

@@ -50,7 +50,10 @@ class Load:
         pairs = [
             (run, speed)
             for run, speed in zip(self.runs, self.speeds, strict=True)
-            if run.length and speed.compares and not math.isnan(speed.times)
+            if run.length
+            and speed.compares
+            and not run.hardly_drafts
+            and not math.isnan(speed.times)
         ]
         return {run.length or 0: (run, speed) for run, speed in sorted(pairs, key=_times)}
 
@@ -126,6 +129,8 @@ class Row:
             return "predicted"
         if not self.speed.compares:
             return "does not compare"
+        if self.run.hardly_drafts:
+            return "hardly any drafts"
         return "not sure" if self.speed.times > 1 and doubt_of(self.speed) else ""
 
     def cells(self) -> dict[str, str]:
@@ -201,11 +206,11 @@ def compare_by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[L
 
 def _bases(runs: Sequence[Run]) -> list[Run]:
     """Return the runs without drafts: the first, and one of each other load."""
-    if all(run.counts.drafting is False for run in runs):
+    if all(run.has_drafter is False for run in runs):
         return [runs[0]]  # `compare` says that the others count no drafts
     bases = [runs[0]]
     for run in runs[1:]:
-        if run.counts.drafting is not False:
+        if run.has_drafter is not False:
             continue
         same = next((base for base in bases if base.load == run.load), None)
         if same is not None:
@@ -275,8 +280,7 @@ def rates_and_draft_share(loads: Sequence[Load]) -> tuple[list[float], float]:
     if not runs:
         return [], math.nan
     longest = max(runs, key=lambda run: run.length or 0)
-    passes = (longest.counts.passes + longest.counts.most_passes) / 2
-    share = longest.counts.drafts / passes if passes else math.nan
+    share = longest.draft_share
     return known_rates(longest), 1.0 if math.isnan(share) else min(share, 1.0)
 
 
@@ -373,7 +377,9 @@ def _measured(requests: int | None, run: Run, speed: Speed) -> Row:
     counts = run.counts
     least, most = counts.tokens_per_pass
     accepted = counts.accepted / (counts.drafts or math.nan)
-    return Row(requests, run.length, speed, 1.0 + accepted, (least + most) / 2, run)
+    source = "not known" if math.isnan(speed.cost) else MEASURED
+    tokens = (least + most) / 2
+    return Row(requests, run.length, speed, 1.0 + accepted, tokens, run, source)
 
 
 def _predicted(

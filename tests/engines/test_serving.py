@@ -40,6 +40,8 @@ def test_another_llama_server_may_be_named(tmp_path, monkeypatch):
     model.parent.mkdir(parents=True)
     model.touch()
     monkeypatch.setenv("LLAMA_SERVER", str(program))
-    with pytest.raises(RuntimeError, match="an own build: .*model.gguf"):
-        with llama_cpp(tmp_path, tmp_path):
-            pytest.fail("it does not answer")
+    with (
+        pytest.raises(RuntimeError, match=r"an own build: .*model\.gguf"),
+        llama_cpp(tmp_path, tmp_path),
+    ):
+        pytest.fail("it does not answer")
