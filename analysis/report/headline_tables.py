@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.call_costs import CONFIGURED, GREEDY, Outlook
+from ..decoding.call_costs import CONFIGURED, GREEDY, MethodOutlook, Outlook
 from ..decoding.speed import SPEEDUP_ENDS
-from ..decoding.verdict import Advice, method_in_words
 from ..statistics.estimate import Estimate
+from .advice import Advice, method_in_words
 from .results import Results
 from .table import Table, rows_by_method
 from .text import UNDEFINED, estimate_texts, number_text, percent_text, speed_texts
@@ -52,7 +52,7 @@ def methods_table(
                     "engine that runs it": method["engine"],
                     "faster?": method["answer"],
                     **Estimate.read(method, "tokens_per_call").columns("tokens_per_call"),
-                    **_outlook(predicted.get(of_target.target), method),
+                    **MethodOutlook.of(predicted.get(of_target.target), method).columns(),
                     **Estimate.read(method, "speedup", SPEEDUP_ENDS).columns("speedup"),
                     **accepted.columns("accepted"),
                 }
@@ -81,24 +81,6 @@ def methods_table(
         "drafter's first choices along the target's text; of look-up, of the tokens it drafted."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
-
-
-def _outlook(predicted: pd.DataFrame | None, method: Mapping[Any, Any]) -> Row:
-    """Return what a call of a method costs, and the best draft lengths; undefined if unknown."""
-    found = None
-    if predicted is not None:
-        found = Outlook.of(predicted, method["drafter"], method["rule"])
-    if found is None:
-        unknown = dict.fromkeys(["best_length", "best_speed", "bound_length", "bound_speed"], nan)
-        return Estimate(nan).columns("cost") | unknown
-    best_length, best_speed = found.best()
-    bound_length, bound_speed = found.best("memory_bound")
-    return found.estimate("cost", method["draft_length"]).columns("cost") | {
-        "best_length": best_length,
-        "best_speed": best_speed.value,
-        "bound_length": bound_length,
-        "bound_speed": bound_speed.value,
-    }
 
 
 def _lengths(data: pd.DataFrame, name: str) -> list[str]:

@@ -10,7 +10,8 @@ import pandas as pd
 from ..acceptance.guarantees import certified_by_greedy, guaranteed_per_call
 from ..acceptance.target import Target
 from ..decoding.metrics import Decoded
-from ..decoding.verdict import UNTIMED, Advice
+from ..decoding.verdict import UNTIMED
+from .advice import Advice
 from .results import LEVEL
 from .table import Table
 from .text import number_text

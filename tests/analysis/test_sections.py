@@ -11,7 +11,7 @@ from analysis import certify
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
-from analysis.decoding.verdict import Advice
+from analysis.report.advice import Advice
 from analysis.report.answers import FATES, median_answer
 from analysis.report.drafter_tables import acceptance_table, depth_table, source_table
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table

@@ -17,7 +17,8 @@ from PIL import Image
 
 from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
-from analysis.decoding.verdict import Advice, Timed, advise
+from analysis.decoding.verdict import Timed
+from analysis.report.advice import Advice, advise
 from analysis.report.answers import FATES, median_answer
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
 from analysis.report.length_figure import NAME as LENGTHS
