@@ -130,7 +130,8 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
 
 def _show_report(report: Artifact, place: Path, store: Store) -> None:
     """Link `place` to a report, or name the report where no link can be; say its verdict."""
-    shown_at, note = place, ""
+    shown_at = place
+    note = ""
     target = Path(os.path.relpath(report.directory, place.parent))
     beside = place.with_name(f".{place.name}.new")
     try:
@@ -143,7 +144,8 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
                 beside.symlink_to(target)
                 beside.replace(place)
     except OSError as error:
-        shown_at, note = report.directory, f" ({relative(place)}: {error.strerror})"
+        shown_at = report.directory
+        note = f" ({relative(place)}: {error.strerror})"
     sentences, tables = verdict_of(report)
     print("\n".join([*sentences, *tables]), end="" if tables else "\n")
     print(f"report: {relative(shown_at / 'index.html')}{note}")

@@ -97,13 +97,15 @@ class Study:
     def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
         """Return the specification of a model; `key` is its configuration key."""
         identity = self.identities.model(model.path, model.revision, f"{key}.path")
-        device, execution = self.config.device, self.config.execution
+        device = self.config.device
+        execution = self.config.execution
         head = model.head if isinstance(model, DrafterConfig) else None
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
     def log_entries(self, target: str) -> Json:
         """Return what results depend on of the engine's log that is a target."""
-        key, path = f"targets.{target}.path", self.config.targets[target].path
+        key = f"targets.{target}.path"
+        path = self.config.targets[target].path
         local_file(path, key)
         identity = self.identities.source(path, None, key)
         error = self.config.distributions.log.error
@@ -219,7 +221,8 @@ class Study:
         """Return the texts of a target's tokens by id, of those that are known (`token_texts`)."""
         from pipeline.models.tokens import token_texts
 
-        task, dump = self.task("distributions", target), self.artifact("distributions", target)
+        task = self.task("distributions", target)
+        dump = self.artifact("distributions", target)
         return token_texts(task, dump, range(dump.metadata["vocab_size"]))
 
 

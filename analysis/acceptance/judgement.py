@@ -94,7 +94,8 @@ class Steps:
                 f"target_logits are {target.shape}, draft_logits {draft.shape}: give logits of the "
                 "same steps and tokens; a token that the drafter lacks is -inf"
             )
-        dist, size = TopK.from_logits(target, k, temperature), len(target)
+        dist = TopK.from_logits(target, k, temperature)
+        size = len(target)
         position = np.arange(size) if prompts is None else positions("prompts", prompts, size)
         return cls(dist, position.astype(np.int32), *compare(target, draft, temperature))
 

@@ -88,7 +88,8 @@ def typical_acceptance(
     (array([1.]), array([0.]))
     """
     check_top_k(dist)
-    rules, size = rules_from(rule), len(dist)
+    rules = rules_from(rule)
+    size = len(dist)
     eps = _step_kls(kl, size)
     for name, value in {"draws": draws, "tokens": tokens}.items():
         if not isinstance(value, int | np.integer) or value < 1:

@@ -160,7 +160,8 @@ def extremal_draft(p: ArrayLike, rule: str | Rule) -> tuple[Floats, float]:
     >>> extremal_draft([0.1, 0.6, 0.3], "tree:2")[0].round(6).tolist()
     [0.333333, 0.333333, 0.333333]
     """
-    q, rule = np.array(p, dtype=np.float64), rule_from(rule)
+    q = np.array(p, dtype=np.float64)
+    rule = rule_from(rule)
     if q.ndim != 1:
         raise ValueError(f"p has the shape {q.shape}: give the (V,) probabilities of one step")
     dist = TopK.from_probabilities(q)
