@@ -29,10 +29,9 @@ from ..statistics.bootstrap import Flags, Integers, PromptBootstrap, Resampling
 from ..statistics.estimate import Estimate, interval_columns
 from ..topk import Floats
 from .draft_length import expected_tokens, extended_costs, over_all_passes
-from .metrics import Decoded
+from .metrics import CONFIGURED, Decoded
 
 LONGEST = 8  # the longest draft for which a speed is predicted
-CONFIGURED = "model"  # the drafter that the configuration names, as in `Decoded.runs`
 GREEDY = StrictGreedy().label
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.call_costs import CONFIGURED, GREEDY, MethodOutlook, Outlook
+from ..decoding.call_costs import GREEDY, MethodOutlook, Outlook
+from ..decoding.metrics import CONFIGURED
 from ..decoding.speed import SPEEDUP_ENDS
 from ..statistics.estimate import Estimate
 from .advice import Advice, method_in_words

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..acceptance.guarantees import certified_by_greedy, guaranteed_per_call
 from ..acceptance.target import Target
-from ..decoding.metrics import Decoded
+from ..decoding.metrics import CONFIGURED, Decoded
 from ..decoding.verdict import UNTIMED
 from .advice import Advice
 from .results import LEVEL
@@ -22,7 +22,7 @@ DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
 def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
     """Return a line on what a token costs: of the target alone, and drafted."""
     alone = speeds[speeds["drafter"] == "none"]
-    drafted = speeds[speeds["drafter"] == "model"]
+    drafted = speeds[speeds["drafter"] == CONFIGURED]
     text = (
         f"{decoded.target} alone: {alone['tokens_per_second'].iloc[0]:.3g} tokens per second, "
         f"{1000 * alone['per_token'].iloc[0]:.3g} ms per token"

@@ -33,7 +33,7 @@ from pipeline.core.paths import ROOT
 from pipeline.core.secrets import without_secrets
 from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
 from pipeline.core.terminal import go_on
-from pipeline.core.timings import Asked, changed_answers, in_words, machines, processor
+from pipeline.core.timings import Asked, in_words, machines, processor
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
@@ -229,7 +229,7 @@ class Store:
         """Say how many answers have other tokens than when they were timed before."""
         for other in self._all(task):
             with suppress(PipelineError):
-                if changed := changed_answers(made, other):
+                if changed := _changed_answers(made, other):
                     print(
                         f"{task.name}: {changed} answers have other tokens than in "
                         f"{relative(other.directory)} ({in_words(machines(other.record))}), where "
@@ -420,3 +420,12 @@ def environment() -> Json:
         "processor": processor(),
         "git": commit,
     }
+
+
+def _changed_answers(made: Artifact, other: Artifact) -> int:
+    """Return how many answers have other tokens in another artifact from the same inputs."""
+    same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
+    if same or "token_ids" not in made.columns.get("data", ()):
+        return 0
+    answers, others = (one.read(columns=["token_ids"])["token_ids"] for one in (made, other))
+    return sum(a != b for a, b in zip(answers.to_pylist(), others.to_pylist(), strict=False))

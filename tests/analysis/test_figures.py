@@ -13,6 +13,7 @@ from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import survival_figure
 from analysis.report.style import render
 from analysis.rule_config import expand
+from analysis.rules import StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 
 from . import test_decoding_metrics
@@ -72,6 +73,13 @@ def test_figures_2_to_4_end_behind_log_2_and_figure_5_behind_its_trees():
     for number, ceiling in ((2, math.log(2)), (3, math.log(2)), (4, math.log(2)), (5, 2.197)):
         for axis in drawn(number).axes:
             assert axis.get_xlim() == (0, pytest.approx(1.06 * ceiling, rel=1e-3))
+
+
+@pytest.mark.parametrize(("m", "longer"), [(1, False), (2, True)])
+def test_only_trees_beyond_one_token_have_a_longer_axis(m, longer):
+    """A tree of one token is strict greedy, whose ceiling is log 2."""
+    figure = survival_figure(5, [target([StrictGreedy(), Tree(m)])])
+    assert ("longer" in figure.caption) == longer
 
 
 def test_mars_accepts_ranks_one_and_two_in_its_zone_only():

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
-from analysis.report.sweep_figure import sweep_figure
+from analysis.report.sweep_figure import MAX_LINES, sweep_figure
 from pipeline.core import sweeps
 from pipeline.core.store import Store
 from pipeline.inputs import artifact_readers as stored
@@ -93,6 +93,17 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
     assert len(sweep_figure(table, ["drafter"]).axes) == 4  # shares, tokens, speed, cost
+
+
+@pytest.mark.parametrize("rules", [MAX_LINES, MAX_LINES + 1])
+def test_a_sweep_figure_says_which_curves_it_leaves_out(rules):
+    rows = [
+        {"criteria.t": t, "target": "T", "rule": f"rule {at}", "mean": t}
+        for t in (0.1, 0.2)
+        for at in range(rules)
+    ]
+    title = sweep_figure(pd.DataFrame(rows), ["criteria.t"]).get_suptitle()
+    assert (str(rules) in title) == (rules > MAX_LINES)
 
 
 def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path):

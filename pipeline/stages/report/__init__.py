@@ -122,7 +122,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=49,
+    version=50,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
