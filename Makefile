@@ -30,7 +30,7 @@ space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify clean distclean \
+.PHONY: help install reproduce fetch notebooks verify clean distclean \
 	install-dev test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines
 
 help:
@@ -58,6 +58,12 @@ endif
 
 fetch: install ## Download a study's models and prompts beforehand
 	$(PY) -m pipeline.fetch study=$(STUDY) $(ARGS)
+
+# Jupyter Lab is installed where it is missing; a server without a browser takes ARGS=--no-browser.
+notebooks: install ## Open the notebooks in Jupyter Lab (the first time this installs it)
+	@test -x $(dir $(PY))jupyter-lab || \
+		$(PY) -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[notebooks]'
+	$(PY) -m jupyterlab --notebook-dir=notebooks $(ARGS)
 
 verify: install ## Check every artifact in outputs/ against its record, set aside what is damaged
 	$(PY) -m pipeline.verify

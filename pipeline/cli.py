@@ -7,7 +7,6 @@ first word is one of `COMMANDS`, that command runs instead.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -22,7 +21,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
-from pipeline.core.errors import EXPECTED, PipelineError, one_line
+from pipeline.core.copies import bring_copy
+from pipeline.core.errors import EXPECTED, PipelineError, first_line, one_line
 from pipeline.core.paths import CONF
 from pipeline.core.stage import Artifact, Task
 from pipeline.core.store import VERDICT, Store, relative
@@ -129,23 +129,15 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
 
 
 def _show_report(report: Artifact, place: Path, store: Store) -> None:
-    """Link `place` to a report, or name the report where no link can be; say its verdict."""
+    """Copy a report to `place`, or name it where it is if it can't be copied; say its verdict."""
     shown_at = place
     note = ""
-    target = Path(os.path.relpath(report.directory, place.parent))
-    beside = place.with_name(f".{place.name}.new")
     try:
-        if not (place.is_symlink() and place.readlink() == target):
-            with store.lock():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if place.exists() and not place.is_symlink():
-                    raise FileExistsError(errno.EEXIST, "is no link, and stays as it is")
-                beside.unlink(missing_ok=True)  # of a killed run
-                beside.symlink_to(target)
-                beside.replace(place)
-    except OSError as error:
+        bring_copy(store, report, place)
+    except (OSError, PipelineError) as error:
         shown_at = report.directory
-        note = f" ({relative(place)}: {error.strerror})"
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        note = f" ({relative(place)}: {reason})"
     sentences, tables = verdict_of(report)
     print("\n".join([*sentences, *tables]), end="" if tables else "\n")
     print(f"report: {relative(shown_at / 'index.html')}{note}")

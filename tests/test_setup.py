@@ -141,6 +141,24 @@ def test_every_dependency_is_pinned_within_its_range():
     for line in (line for line in lines if not line.startswith("#")):
         pin = re.fullmatch(r"([a-z0-9-]+)==([0-9a-z.]+)( ; [^/]+)?", line)
         assert pins.setdefault(pin[1], pin[2]) == pin[2], f"{pin[1]} is pinned twice"
-    for text in project["dependencies"] + project["optional-dependencies"]["dev"]:
+    extras = project["optional-dependencies"]
+    for text in project["dependencies"] + extras["dev"] + extras["notebooks"]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[requirement.name]), text
+
+
+def test_the_notebooks_open_in_jupyter_lab_which_is_installed_once(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho ran "$@"\n')
+    python.chmod(0o755)
+    given = (f"PY={python}", "READY=1 2 dev", "STATE=1 2", "ARGS=--no-browser")
+    opened = "ran -m jupyterlab --notebook-dir=notebooks --no-browser"
+    first = make("notebooks", *given).stdout.splitlines()
+    installed = [line for line in first if line.startswith("ran -m pip install")]
+    assert ".[notebooks]" in installed[0].split()
+    assert "--constraint constraints.txt" in installed[0]
+    assert opened in first
+    (tmp_path / "jupyter-lab").write_text("#!/bin/sh\n")
+    (tmp_path / "jupyter-lab").chmod(0o755)
+    again = make("notebooks", *given).stdout.splitlines()
+    assert [line for line in again if line.startswith("ran ")] == [opened]

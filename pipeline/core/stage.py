@@ -156,6 +156,25 @@ def with_inputs(tasks: Iterable[Task]) -> dict[str, Task]:
     return ordered
 
 
+def check_files(directory: Path, record: Json) -> None:
+    """Read every file of an artifact, or of a copy, and compare it with the record.
+
+    Raises:
+        DamagedError: a file is missing, modified or unexpected; an added one counts, because
+            whoever reads the directory as a data set would include it.
+    """
+    found = (path for path in directory.rglob("*") if not path.is_dir())
+    names = {path.relative_to(directory).as_posix() for path in found} - {RECORD}
+    for name in sorted(names | record["files"].keys()):
+        path = directory / name
+        try:
+            same = file_digest(path) == record["files"].get(name)
+        except OSError as error:
+            raise unreadable(directory, path, error) from error
+        if not same:
+            raise DamagedError(directory, f"{path} is not what was written")
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A published artifact; `columns` are those of its stage's files."""
@@ -198,22 +217,8 @@ class Artifact:
         return json_digest(timed) if timed else None
 
     def check(self) -> None:
-        """Read every file.
-
-        Raises:
-            DamagedError: a file is missing, modified or unexpected; an added one counts, because
-                whoever reads the directory as a data set would include it.
-        """
-        found = (path for path in self.directory.rglob("*") if not path.is_dir())
-        names = {path.relative_to(self.directory).as_posix() for path in found} - {RECORD}
-        for name in sorted(names | self.record["files"].keys()):
-            path = self.directory / name
-            try:
-                same = file_digest(path) == self.record["files"].get(name)
-            except OSError as error:
-                raise unreadable(self.directory, path, error) from error
-            if not same:
-                raise DamagedError(self.directory, f"{path} is not what was written")
+        """Read every file; errors are those of `check_files`."""
+        check_files(self.directory, self.record)
 
     def read(
         self, name: str = "data", columns: Sequence[str] | None = None, rule: str | None = None

@@ -114,7 +114,7 @@ def test_the_verdict_of_the_page_is_the_one_beside_it(small_study):
 
 
 def test_a_file_in_the_place_of_the_report_stays(tmp_path, capsys):
-    """The report is named where it is; a link there is the project's own."""
+    """The report is named where it is; so it is where nothing can be written."""
     report = Artifact(tmp_path / "artifacts/report/mini-0123", {})
     (report.directory / "timings").mkdir(parents=True)
     (report.directory / "timings/verdict.md").write_text("Draft.\n")
@@ -124,8 +124,4 @@ def test_a_file_in_the_place_of_the_report_stays(tmp_path, capsys):
     cli._show_report(report, place, Store(tmp_path / "artifacts"))
     assert place.read_text() == "the user's own"
     printed = capsys.readouterr().out
-    assert f"report: {report.directory}/index.html ({place}: is no link" in printed
-    place.unlink()
-    for _ in range(2):
-        cli._show_report(report, place, Store(tmp_path / "artifacts"))
-        assert place.resolve() == report.directory
+    assert f"report: {report.directory}/index.html ({place}: is no report" in printed

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.acceptance.drafter import margins
+from analysis.acceptance.guarantees import usual_acceptance
 from analysis.acceptance.judgement import Judgement, slacks
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import (
@@ -252,12 +253,18 @@ def read_results(
 
 
 def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
-    """Return by target the steps, and the accepted ones, by R - KL of strict greedy."""
+    """Return by target the steps, and the accepted ones, by R - KL of strict greedy.
+
+    Beside them, what usual drafters at these KLs are predicted to have accepted.
+    """
     by_target = {}
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            by_target[target.label] = margins(slacks(greedy.lower, target.kl), greedy.accepted)
+            usual = usual_acceptance(target, target.kl, [StrictGreedy()])
+            predicted = {law: shares[:, 0] for law, shares in usual.items()}
+            slack = slacks(greedy.lower, target.kl)
+            by_target[target.label] = margins(slack, greedy.accepted, predicted)
     return by_target
 
 
