@@ -87,7 +87,7 @@ def words_of(overrides: Any) -> list[str]:
 
 
 def swept(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return a point's overrides that no word of the command line is: a swept one has all values.
+    """Return the overrides of a point that were swept: the command line has them with all values.
 
     >>> swept(["~note=null", "criteria=additive", "criteria.t=0.1"],
     ...       ["-m", "~note", "criteria=additive", "criteria.t=0.1,0.2"])
@@ -104,7 +104,7 @@ def _points(directory: Path) -> list[Path]:
 
 
 def _read_point(path: Path) -> Json:
-    """Return the result of a job; that of one whose file is damaged is that it failed."""
+    """Return the result of a job; a damaged file counts as a failed job."""
     try:
         return read_json(path)
     except DamagedError as damage:
@@ -197,7 +197,7 @@ def collect(directory: Path) -> int:
 
 
 def _numbered(jobs: Sequence[Mapping[str, str]], swept: Sequence[str]) -> list[Json]:
-    """Return what jobs have for the swept keys: numbers where all of them are numbers."""
+    """Return the values of the swept keys of each job: as numbers if all of a key's are."""
     import pandas as pd
 
     places: list[Json] = [{} for _ in jobs]
@@ -211,7 +211,7 @@ def _numbered(jobs: Sequence[Mapping[str, str]], swept: Sequence[str]) -> list[J
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
-    r"""Return the values of a job's overrides by key, as texts; a key taken away has none.
+    r"""Return the values of a job's overrides by key, as texts; that of a removed key is empty.
 
     >>> values_of(["+a.b='x y'", "c=C\\:1", "~d", "e=null"])
     {'a.b': 'x y', 'c': 'C:1', 'd': '', 'e': 'null'}

@@ -46,16 +46,16 @@ class Asked:
 
     @property
     def mark(self) -> str:
-        """What tells apart unfinished timings, which are continued by the same command alone."""
+        """A mark of unfinished timings: only a command that asks for the same continues them."""
         return json_digest([self.entries, processor()])[:8]
 
     def rank(self, record: Record) -> int:
         """Return how well the timings of an artifact suit, from its record; 0: they do not.
 
-        Timings suit a device or a number of threads that is asked for where they are of it. Where
-        none is asked for, the timings of another processor suit as they are (they were carried
-        here); those of this one have to be of what it has. The timings of this processor suit
-        better, and so do those that were asked for in the same way.
+        If the command asks for a device or a number of threads, the timings must be of these. If
+        it asks for none, timings of another processor suit as they are: somebody carried them
+        here. Those of this processor must be of the device and threads that it has. Timings of
+        this processor rank higher, and so do those that were asked for in the same way.
         """
         measured = machines(record)
         before = record.get("asked") or dict.fromkeys(WHERE)
@@ -104,7 +104,7 @@ def machines(record: Record) -> list[Machine]:
 
 
 def of_this_machine(measured: Sequence[Machine]) -> bool:
-    """Whether timings are of this processor: those of Ray's workers are of theirs as well."""
+    """Whether any of the timings are of this processor, or there are none."""
     return not measured or any(machine["processor"] == processor() for machine in measured)
 
 
