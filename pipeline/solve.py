@@ -111,7 +111,8 @@ class SolvedTarget:
         dump = study.artifact("distributions", name)
         drafts = study.store.find(study.task("drafts", name)) if study.tasks["drafts"] else None
         self.label = study.config.targets[name].label
-        self._study, self._wanted = study, study.config.solve
+        self._study = study
+        self._wanted = study.config.solve
         self._dist = StoredDistributions(dump)
         self._steps, self.bootstrap = resampled(
             dump.read(columns=["prompt_id", "position"]),
@@ -124,7 +125,8 @@ class SolvedTarget:
         """Yield a row a range, kind and goal."""
         from analysis.acceptance.solve import Goal, solve, solve_accepted
 
-        wanted, bootstrap = self._wanted, self.bootstrap
+        wanted = self._wanted
+        bootstrap = self.bootstrap
         goals = {f"{100 * wanted.share:g} % of steps": Goal(wanted.share)}
         for length in (None, *wanted.draft_lengths):
             if length is None or wanted.tokens <= length + 1:  # a call emits no more
@@ -218,7 +220,8 @@ class SolvedTarget:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.drafter import kl_needed
 
-        rules, share = self._study.rules, self._wanted.share
+        rules = self._study.rules
+        share = self._wanted.share
         for rule, lower in zip(rules, self._certificates, strict=True):
             needed = kl_needed(lower, share, self.bootstrap)
             below = needed._replace(value=rounded_down(needed.value, 4)).columns("below")
