@@ -6,7 +6,7 @@ interval over prompts, ci_low and ci_high.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,8 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
 
     Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
     """
+    if not len(steps):
+        raise ValueError("there are no steps")
     bootstrap = prompt_bootstrap(steps.trajectories.answer_index)
     usual = usual_statistics(steps.target, rules, steps.kl, bootstrap)
     rows = []
@@ -116,16 +118,26 @@ def source_statistics(
     return rows
 
 
-def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the steps, and the accepted ones, by bins (low, high] of the (N,) slacks, R - KL."""
+def margins(
+    slack: Floats, accepted: NDArray[np.bool_], predicted: Mapping[str, Floats] | None = None
+) -> pd.DataFrame:
+    """Return the steps, and the accepted ones, by bins (low, high] of the (N,) slacks, R - KL.
+
+    `predicted` has more shares of the steps by name, (N,) each; their columns are sums, too.
+    """
     place = np.digitize(slack, SLACK_EDGES[1:-1], right=True)
     size = len(SLACK_EDGES) - 1
+    sums = {
+        name: np.bincount(place, shares, minlength=size)
+        for name, shares in (predicted or {}).items()
+    }
     return pd.DataFrame(
         {
             "low": SLACK_EDGES[:-1],
             "high": SLACK_EDGES[1:],
             "steps": np.bincount(place, minlength=size),
             "accepted": np.bincount(place[accepted], minlength=size),
+            **sums,
         }
     )
 

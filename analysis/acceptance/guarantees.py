@@ -7,15 +7,20 @@ every step is accepted there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ..parameter_range import build_range
 from ..rules import Rule, StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.estimate import Estimate
-from ..statistics.trajectories import count_calls
-from .solve import Goal, solve
+from ..statistics.trajectories import Trajectories, count_calls
+from ..topk import Floats
+from .solve import Goal, solve_all
 from .target import Target
+from .typical import DRAWS_OF_MEANS, LAWS, typical_acceptance
 
 FAMILIES = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")  # searched
 
@@ -31,6 +36,36 @@ def guaranteed_per_call(certified: Flags, target: Target, draft_length: int | No
     counts = count_calls(certified, target.trajectories, draft_length)
     calls = counts.calls.sum()
     return float(counts.tokens.sum() / calls) if calls else math.nan
+
+
+def expected_per_call(accepted: Floats, trajectories: Trajectories) -> float:
+    """Return the expected tokens per call if each step is accepted by itself; NaN without a call.
+
+    Drafts have any length. `accepted` (N,) are probabilities; of zeros and ones the result is that
+    of `guaranteed_per_call`. It is the ratio of the expected sums.
+    """
+    tested = np.ones(len(accepted), dtype=bool)
+    tested[trajectories.starts] = False  # prefill emits the first token
+    ends = np.zeros(len(accepted), dtype=bool)
+    ends[trajectories.ends - 1] = True  # where a call ends, even if the token is accepted
+    calls = np.where(ends, 1.0, 1 - accepted)[tested].sum()
+    return float(tested.sum() / calls) if calls else math.nan
+
+
+def usual_acceptance(
+    target: Target, kl: float | Floats, rules: Sequence[Rule]
+) -> dict[str, Floats]:
+    """Return by law of the directions the (N, R) shares that a usual drafter has accepted.
+
+    It is a model (`analysis.acceptance.typical`). `kl` is that of all steps, or (N,) of each, in
+    nats. Without stored distributions nothing is returned.
+    """
+    if target.dist is None:
+        return {}
+    return {
+        law: typical_acceptance(target.dist, list(rules), kl, draws=DRAWS_OF_MEANS, law=law)
+        for law in LAWS
+    }
 
 
 def greedy_guarantees(target: Target, eps: float) -> dict[str, float]:
@@ -61,6 +96,7 @@ class StrictestSetting(NamedTuple):
     is_least: bool
     estimate: Estimate  # of the value; NaN where it, or an end of its interval, is beyond the range
     any_setting: bool  # whether the strict end of the range is enough, in resamples too
+    rule: Rule | None  # at the setting; None if even the relaxed end is not enough
 
 
 def strictest_settings(target: Target, eps: float, share: float) -> list[StrictestSetting]:
@@ -70,26 +106,25 @@ def strictest_settings(target: Target, eps: float, share: float) -> list[Stricte
     log-probabilities than an engine's log has.
     """
     dist = target.dist
+    if dist is None:
+        return []
     studied = {rule.name for rule in target.certificates}
+    ranges = [build_range({"rule": name}) for name in FAMILIES if name in studied]
+    ranges = [
+        searched for searched in ranges if max(rule.minimum_k for rule in searched.rules) <= dist.k
+    ]
+    found = solve_all(dist, ranges, eps, [Goal(share)], target.bootstrap, target.trajectories)
     settings = []
-    for name in FAMILIES:
-        searched = build_range({"rule": name})
-        if name not in studied or dist is None:
-            continue
-        if max(rule.minimum_k for rule in searched.rules) > dist.k:
-            continue
-        (solution,) = solve(
-            dist, searched, eps, [Goal(share)], target.bootstrap, target.trajectories
-        )
+    for searched, (solution,) in zip(ranges, found, strict=True):
         strictest, last = searched.rules
-        is_least = searched.value(last) > searched.value(strictest)
         settings.append(
             StrictestSetting(
                 family=strictest,
                 parameter=searched.parameter,
-                is_least=is_least,
+                is_least=searched.value(last) > searched.value(strictest),
                 estimate=solution.estimate,
                 any_setting=solution.any_setting,
+                rule=solution.rule,
             )
         )
     return settings

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from ..acceptance.typical import LAWS
 from ..rules import Mars
 from ..statistics.estimate import Estimate
 from . import style
@@ -76,7 +78,17 @@ def rules_figure(results: Results) -> Figure:
 
 
 def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
-    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.drafter.margins`."""
+    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.drafter.margins`.
+
+    Where frames have what the laws of `analysis.acceptance.typical` predict, a line shows the
+    usual drafter, and a band what heavier and lighter tails give.
+    """
+    note = ""
+    if any(set(LAWS) <= set(frame) for frame in by_target.values()):
+        note = (
+            " Black line: predicted for a usual drafter, off in a random direction at these KLs; "
+            "it is a model, and the band shows heavier tails (Laplace) to lighter ones (uniform)."
+        )
 
     @style.styled
     def draw() -> Drawing:
@@ -88,6 +100,8 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
             bars = axis.bar(range(len(frame)), shares, color=colours)
             counts = [f"{steps:.0f}" if steps else "" for steps in frame["steps"]]
             axis.bar_label(bars, counts, fontsize=5)
+            if set(LAWS) <= set(frame):
+                _draw_usual(axis, frame)
             axis.axvline(
                 (frame["low"] < 0).sum() - 0.5, color=style.BLACK, linewidth=0.8, linestyle=":"
             )
@@ -103,9 +117,17 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
         "Acceptance over R − KL",
         "Share of steps whose draft is accepted, by the certificate R minus the drafter's KL(p‖q). "
         f"Rule: {rule}. Right of zero the step is certified (green), and every draft is accepted; "
-        "left of it (orange) nothing is guaranteed. Numbers: steps.",
+        "left of it (orange) nothing is guaranteed. Numbers: steps." + note,
         draw,
     )
+
+
+def _draw_usual(axis: Axes, frame: pd.DataFrame) -> None:
+    """Draw what usual drafters are predicted to have accepted, over the bars of a bin."""
+    places = np.arange(len(frame))
+    usual, heavy, light = (frame[law] / frame["steps"] for law in LAWS)
+    axis.fill_between(places, heavy, light, color=style.BLACK, alpha=0.2, linewidth=0, zorder=3)
+    axis.plot(places, usual, color=style.BLACK, linewidth=1, markersize=2, marker="o", zorder=4)
 
 
 def slack_text(low: float, high: float) -> str:

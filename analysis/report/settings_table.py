@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from ..acceptance.guarantees import StrictestSetting, greedy_guarantees, strictest_settings
+from ..acceptance.guarantees import (
+    StrictestSetting,
+    expected_per_call,
+    greedy_guarantees,
+    strictest_settings,
+    usual_acceptance,
+)
 from ..acceptance.target import Target
+from ..acceptance.typical import LAWS
 from ..rules import StrictGreedy
 from .results import Results
 from .table import Table, cells_to_grid
-from .text import estimate_text, number_text, percent_text, symbol
+from .text import UNDEFINED, estimate_text, number_text, percent_text, symbol
 
 EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
 SHARE = 0.9  # of the steps, to be certified
+USUAL = ("usual_drafter", "usual_laplace", "usual_uniform")  # columns, in the order of `LAWS`
+PER_CALL = "Strict greedy guarantees, tokens per call"
 FAMILY_TITLES = {
     "additive": "Additive",
     "multiplicative": "Multiplicative",
@@ -36,21 +46,32 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         {"target": target.label, "eps": eps} | row
         for target in targets
         for eps in EPSILONS
-        for row in [
-            *_greedy_rows(target, eps, results),
-            *map(_setting_row, strictest_settings(target, eps, SHARE)),
-        ]
+        for row in _with_usual(
+            [
+                *_greedy_rows(target, eps, results),
+                *map(_setting_row, strictest_settings(target, eps, SHARE)),
+            ],
+            target,
+            eps,
+        )
     ]
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    grid = cells_to_grid(data, ["target", "quantity"], "eps", data["text"])
-    grid.columns = [f"any drafter within {eps:g} nats" for eps in grid.columns]
-    grid = grid.rename_axis(index=["target", "Guarantee"])
+    index = ["target", "quantity"]
+    worst, usual = (cells_to_grid(data, index, "eps", data[of]) for of in ("text", "usual_text"))
+    columns = {}
+    for eps in EPSILONS:
+        columns[f"any drafter within {eps:g} nats"] = worst[eps]
+        columns[f"usual drafter at {eps:g} nats"] = usual[eps]
+    grid = pd.DataFrame(columns).rename_axis(index=["target", "Guarantee"])
     caption = (
         "What holds for every drafter whose KL stays within the bound above each column, and the "
         f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does). Tokens "
-        "per call: drafts of any length, without each answer's first token, which Table 5 counts."
+        "per call: drafts of any length, without each answer's first token, which Table 5 counts. "
+        "Usual drafter: the first choices accepted, under strict greedy or at the setting, of one "
+        "that is off in a random direction at this KL. It is a model; in brackets are heavier "
+        "tails (Laplace) and lighter ones (uniform)."
     )
     if results.drafter:
         drafter = f"{results.drafter}, which is not within that KL at every step"
@@ -59,9 +80,31 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         "settings",
         f"Which setting certifies {100 * SHARE:g} % of the steps?",
         caption,
-        data.drop(columns="text"),
+        data.drop(columns=["text", "usual_text", "rule"]),
         grid if len(targets) > 1 else grid.droplevel("target"),
     )
+
+
+def _with_usual(rows: Sequence[Row], target: Target, eps: float) -> list[Row]:
+    """Return rows with what a usual drafter has accepted under their rule, where they have one."""
+    rules = list(dict.fromkeys(row["rule"] for row in rows if row["rule"] is not None))
+    accepted = usual_acceptance(target, eps, rules) if rules else {}
+    completed = []
+    for row in rows:
+        text = UNDEFINED
+        values = [math.nan] * len(LAWS)
+        if row["rule"] is not None and accepted:
+            by_law = [shares[:, rules.index(row["rule"])] for shares in accepted.values()]
+            if row["quantity"] == PER_CALL:
+                values = [expected_per_call(share, target.trajectories) for share in by_law]
+                usual, *tails = map(number_text, values)
+            else:
+                values = [float(share.mean()) for share in by_law]
+                usual = percent_text(values[0])
+                tails = [number_text(100 * value, 1) for value in values[1:]]
+            text = f"{usual} ({', '.join(tails)})"
+        completed.append(row | dict(zip(USUAL, values, strict=True)) | {"usual_text": text})
+    return completed
 
 
 def _greedy_rows(target: Target, eps: float, results: Results) -> Iterator[Row]:
@@ -69,7 +112,7 @@ def _greedy_rows(target: Target, eps: float, results: Results) -> Iterator[Row]:
     guarantees = greedy_guarantees(target, eps)
     forms: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: printed name and format
         "certified": ("Strict greedy certifies, of the steps", percent_text),
-        "per_call": ("Strict greedy guarantees, tokens per call", number_text),
+        "per_call": (PER_CALL, number_text),
         "drafter_within": (f"{results.drafter} is within that KL, of the steps", percent_text),
         "drafter_per_call": (f"{results.drafter} reaches, tokens per call", number_text),
     }
@@ -78,11 +121,12 @@ def _greedy_rows(target: Target, eps: float, results: Results) -> Iterator[Row]:
         guarantees["drafter_per_call"] = measured.value
     for statistic, value in guarantees.items():
         quantity, form = forms[statistic]
-        yield {"quantity": quantity, "value": value, "text": form(value)}
+        rule = None if statistic.startswith("drafter") else StrictGreedy()
+        yield {"quantity": quantity, "value": value, "text": form(value), "rule": rule}
 
 
 def _setting_row(setting: StrictestSetting) -> Row:
-    family, parameter, is_least, estimate, any_setting = setting
+    family, parameter, is_least, estimate, any_setting, rule = setting
     is_whole = isinstance(family.parameters[parameter], int)
     text = "any" if any_setting else estimate_text(estimate, digits=0 if is_whole else 4)
     fixed = [
@@ -96,4 +140,5 @@ def _setting_row(setting: StrictestSetting) -> Row:
         "quantity": f"{title}: {symbol(parameter)} at {end}",
         "text": text,
         **estimate.columns(),
+        "rule": rule,
     }

@@ -63,6 +63,10 @@ def test_bins_of_margins_are_above_their_lower_ends():
     assert found.loc[-0.1, ["steps", "accepted"]].tolist() == [1, 1]  # R = KL guarantees nothing
     assert found.loc[[0.0, 0.25, 0.5], "steps"].tolist() == [1, 1, 2]
     assert found["steps"].sum() == len(slack)
+    shares = margins(slack, accepted, {"normal": np.linspace(0.1, 0.8, 8)}).set_index("low")
+    assert shares["accepted"].tolist() == found["accepted"].tolist()
+    assert shares.loc[-np.inf, "normal"] == pytest.approx(0.1 + 0.2)
+    assert shares.loc[0.5, "normal"] == pytest.approx(0.7 + 0.8)
 
 
 def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero():

@@ -7,24 +7,28 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import certify
+from analysis import certify, typical_acceptance
+from analysis.acceptance.drafter import margins
+from analysis.acceptance.guarantees import expected_per_call
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
+from analysis.acceptance.typical import DRAWS_OF_MEANS, LAWS
 from analysis.decoding.verdict import Advice
 from analysis.report.answers import FATES, median_answer
+from analysis.report.drafter_figures import margin_figure
 from analysis.report.drafter_tables import acceptance_table, depth_table, source_table
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
 from analysis.report.length_figure import misses
 from analysis.report.parts_table import parts_table
 from analysis.report.results import LEVEL, Results
-from analysis.report.settings_table import EPSILONS, SHARE, settings_table
+from analysis.report.settings_table import EPSILONS, PER_CALL, SHARE, settings_table
 from analysis.report.table import concat_targets
 from analysis.report.text import number_text, percent_text
 from analysis.report.verdict_text import log_advice, verdict_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.trajectories import count_calls
+from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
 from pipeline.cli import verdict_of
 from pipeline.core.store import VERDICT
@@ -163,6 +167,44 @@ def test_settings_certify_what_is_claimed():
         assert np.isnan(m) or np.mean(certify(dist, Tree(int(m))).lower > eps) >= SHARE
         assert data[eps, "D is within that KL, of the steps"] == np.mean(target.kl <= eps)
         assert data[eps, "D reaches, tokens per call"] == STATISTICS["measured_per_call"]
+        usual = table.data.set_index(["eps", "quantity"])["usual_drafter"]
+        settings = {"Strict greedy certifies, of the steps": GREEDY}
+        settings |= {"Additive: t at least": Additive(t)}
+        for quantity, rule in settings.items():
+            shares = typical_acceptance(dist, rule, eps, draws=DRAWS_OF_MEANS)
+            assert usual[eps, quantity] == shares.mean() > np.mean(certify(dist, rule).lower > eps)
+        assert usual[eps, PER_CALL] > data[eps, PER_CALL]
+        cells = table.cells[f"usual drafter at {eps:g} nats"]
+        assert cells[PER_CALL].startswith(f"{usual[eps, PER_CALL]:.2f} (")
+        assert cells["D reaches, tokens per call"] == "–"
+
+
+def test_the_figure_over_slacks_has_the_line_of_usual_drafters_where_it_is_known():
+    slack = np.array([-0.2, -0.05, -0.05, 0.3])
+    accepted = np.array([False, True, False, True])
+    known = margins(slack, accepted, {law: np.linspace(0.1, 1, 4) for law in LAWS})
+    line, _ = margin_figure({"A": known}, "greedy").draw().axes[0].get_lines()  # and that at 0
+    bins = {x: y for x, y in line.get_xydata() if not np.isnan(y)}
+    assert list(bins.values()) == pytest.approx([0.1, (0.4 + 0.7) / 2, 1.0])
+    assert "model" in margin_figure({"A": known}, "greedy").caption
+    unknown = margin_figure({"A": margins(slack, accepted)}, "greedy")
+    assert len(unknown.draw().axes[0].get_lines()) == 1
+    assert "model" not in unknown.caption
+
+
+def test_expected_tokens_per_call_are_the_mean_of_many_trials():
+    rng = np.random.default_rng(0)
+    steps = Trajectories.from_positions(np.array([*range(9), *range(30), 0, 0, 1]))
+    share = rng.uniform(size=42)
+    counted = [count_calls(rng.uniform(size=42) < share, steps, None) for _ in range(1000)]
+    calls = np.mean([counts.calls.sum() for counts in counted])
+    tokens = counted[0].tokens.sum()
+    assert expected_per_call(share, steps) == pytest.approx(tokens / calls, rel=0.02)
+    for certain in rng.uniform(size=(20, 42)) < 0.7:
+        counts = count_calls(certain, steps, None)
+        per_call = counts.tokens.sum() / counts.calls.sum()
+        assert expected_per_call(certain * 1.0, steps) == pytest.approx(per_call, rel=1e-12)
+    assert np.isnan(expected_per_call(np.ones(1), Trajectories.from_positions(np.zeros(1, int))))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from analysis import Steps, TopK, certify, judge, rules, typical_acceptance
+from analysis import Steps, TopK, certify, judge, rules, topk, typical_acceptance
 from analysis.acceptance import typical
 from analysis.acceptance.typical import usual_statistics
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -143,9 +143,14 @@ def test_below_the_certificate_every_drafter_is_accepted():
 
 def test_ties_and_the_ends_of_the_kl():
     tied = TopK.from_probabilities([[0.4, 0.4, 0.2]])
-    share = typical_acceptance(tied, ["greedy", "additive:0.1", "tree:2"], 0.0, draws=4000)
+    share = typical_acceptance(tied, ["greedy", "additive:0.1", "tree:2"], 1e-12, draws=4000)
     assert share[0, 0] == pytest.approx(0.5, abs=0.04)  # the other one leads at once, or never
     assert share[0, 1:].tolist() == [1, 1]
+    # where the draft is the target, a tie counts as rejected, as it does when a draft is judged
+    same = typical_acceptance(tied, ["greedy", "additive:0.1", "tree:1", "tree:2"], 0.0)
+    assert same.tolist() == [[0, 1, 0, 1]]
+    wide = typical_acceptance(tied, ["greedy", "tree:2000000000"], 1.0)  # the width costs nothing
+    assert wide[0, 1] == 1
     every = typical_acceptance(tied, ["greedy", "absolute:0.1", "tree:2"], np.inf)
     assert every.tolist() == [[0, 1, 0]]  # nothing is rejected: at any KL
     sure = TopK.from_logits([[0.0, -np.inf, -np.inf]])
@@ -158,7 +163,7 @@ def test_directions_depend_on_the_seed_and_the_step_alone(monkeypatch):
     np.testing.assert_array_equal(share[:10], typical_acceptance(dist[:10], "greedy", 0.3))
     np.testing.assert_array_equal(share, typical_acceptance(dist, EIGHT, 0.3)[:, 0])
     assert (share != typical_acceptance(dist, "greedy", 0.3, seed=1)).any()
-    monkeypatch.setattr(typical, "ROWS", 7)
+    monkeypatch.setattr(topk, "PART", 7)
     np.testing.assert_array_equal(share, typical_acceptance(dist, "greedy", 0.3))
     each = typical_acceptance(dist, "greedy", np.linspace(0, 1, 30))
     assert each[9] == typical_acceptance(dist, "greedy", 9 / 29)[9]
