@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..certificates.certify import certify
-from ..parameter_range import ParameterRange
+from ..parameter_range import RESOLUTION, ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.estimate import Estimate
@@ -30,7 +30,6 @@ from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .judgement import CHUNK, Steps
 
-RESOLUTION = 1e-4  # of a continuous parameter
 ROUNDING = 1e-9  # by which a sum may miss the goal
 Passing = Callable[[Rule, Integers], Flags]  # (n,): which of n steps, by index, pass under a rule
 
