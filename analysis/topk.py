@@ -6,21 +6,42 @@ Its tests compare the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 
+PART = 8192  # steps that are computed with at a time
 LOGITS_AT_ONCE = 2**21  # logits processed at a time
 PROBABILITIES_AT_ONCE = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 TOLERANCE = 1e-9  # allowed in the sum of the masses: float64 stays far below it, float32 does not
 PRINTED_ERROR = 1e-6  # error allowed in sums of printed, or of float32, probabilities
 ROUNDING = 1e-12  # of probabilities, their logarithms and sums; far above that of float64
+
+
+class Distributions(Protocol):
+    """The distributions of N steps: a `TopK`, or a file of them that is read part by part."""
+
+    @property
+    def k(self) -> int:
+        """The number of stored tokens of a step."""
+
+    @property
+    def top_probability(self) -> Floats:
+        """(N,) the probability of the argmax."""
+
+    def __len__(self) -> int: ...
+
+    def parts(self, wanted: Flags | None = None) -> Iterator[tuple[Indices, TopK]]:
+        """Yield the steps in order, of (N,) the wanted ones or all: indices and distributions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +236,13 @@ class TopK:
         stored = [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
         arrays: Any = {name: x[steps] for name, x in stored if isinstance(x, np.ndarray)}
         return replace(self, **arrays)
+
+    def parts(self, wanted: Flags | None = None) -> Iterator[tuple[Indices, TopK]]:
+        """Yield the steps in order, of (N,) the wanted ones or all: indices and distributions."""
+        steps = np.arange(len(self)) if wanted is None else np.flatnonzero(wanted)
+        for begin in range(0, len(steps), PART):
+            part = steps[begin : begin + PART]
+            yield part, self[slice(begin, begin + PART) if wanted is None else part]
 
     @property
     def k(self) -> int:

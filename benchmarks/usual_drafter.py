@@ -38,7 +38,7 @@ from analysis.rule_text import rules_from
 from analysis.rules import AbsoluteThreshold, StrictGreedy, Tree
 from analysis.topk import TopK
 from pipeline.core.paths import ROOT
-from pipeline.inputs.artifact_readers import read_steps
+from pipeline.inputs.artifact_readers import read_distributions, read_steps
 from pipeline.study import Study
 
 RULES = rules_from([
@@ -76,7 +76,8 @@ def main(overrides: Sequence[str]) -> None:
             sys.exit(f"{task.label}: run python -m pipeline {' '.join(overrides)} stage=acceptance")
         labels = (model.settings.label for model in task.runtime.models)
         names = dict(zip(("target", "drafter"), labels, strict=True))
-        table = pd.DataFrame(list(rows_of(read_steps(artifact)))).assign(**names)
+        rows = rows_of(read_steps(artifact), read_distributions(artifact))
+        table = pd.DataFrame(list(rows)).assign(**names)
         tables.append(table[[*names, *table.columns.drop(list(names))]])
     print(csv_text(pd.concat(tables), "%.3f"), end="")
 
@@ -189,16 +190,16 @@ def embedded_logits() -> NDArray[Any]:
     return np.concatenate(parts)[:STEPS]
 
 
-def rows_of(steps: Steps) -> Iterator[dict[str, Any]]:
+def rows_of(steps: Steps, target: TopK) -> Iterator[dict[str, Any]]:
     """Yield the rows of one drafter: all steps under every rule, and the bins of strict greedy."""
     judgements = judge(steps, RULES)
-    usual = typical_acceptance(steps.target, RULES, steps.kl, draws=DRAWS)
+    usual = typical_acceptance(target, RULES, steps.kl, draws=DRAWS)
     mean = np.full(len(steps), steps.kl[np.isfinite(steps.kl)].mean())
     variants = {
-        name: typical_acceptance(steps.target, RULES, steps.kl, draws=DRAWS, **given)
+        name: typical_acceptance(target, RULES, steps.kl, draws=DRAWS, **given)
         for name, given in VARIANTS.items()
     }
-    variants["mean_kl"] = typical_acceptance(steps.target, RULES, mean, draws=DRAWS)
+    variants["mean_kl"] = typical_acceptance(target, RULES, mean, draws=DRAWS)
     for at, judgement in enumerate(judgements):
         others = {name: shares[:, at].mean() for name, shares in variants.items()}
         yield _row(judgement, "all", usual[:, at], np.arange(len(steps))) | others

@@ -12,8 +12,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from analysis.parameter_range import build_range
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
@@ -22,13 +25,14 @@ from pipeline.core import sweeps
 from pipeline.core.files import slug
 from pipeline.core.stage import Json
 from pipeline.core.terminal import command
-from pipeline.inputs.artifact_readers import read_distributions, read_steps, resampled
+from pipeline.inputs.artifact_readers import StoredDistributions, read_steps, resampled
 from pipeline.settings.criteria import judged_by_logs, mistakes
 from pipeline.study import Study
 
 if TYPE_CHECKING:
     from analysis.parameter_range import ParameterRange
     from analysis.rules import Rule
+    from analysis.topk import Floats
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -46,7 +50,8 @@ def tables(study: Study) -> dict[str, list[Json]]:
             for entry in study.config.solve.rules
         ]
     rows: dict[str, list[Json]] = {"solved": [], "promised": [], "usual": [], "needed": []}
-    for target in [SolvedTarget(study, name) for name in study.targets]:
+    for name in study.targets:
+        target = SolvedTarget(study, name)
         parts = (target.solved(ranges), target.promised(), target.usual(), target.needed())
         for table, found in zip(rows.values(), parts, strict=True):
             table += [
@@ -107,7 +112,7 @@ class SolvedTarget:
         drafts = study.store.find(study.task("drafts", name)) if study.tasks["drafts"] else None
         self.label = study.config.targets[name].label
         self._study, self._wanted = study, study.config.solve
-        self._dist = read_distributions(dump)
+        self._dist = StoredDistributions(dump)
         self._steps, self.bootstrap = resampled(
             dump.read(columns=["prompt_id", "position"]),
             study.task("distributions", name),
@@ -154,14 +159,24 @@ class SolvedTarget:
         print(f"{self.label}: {searched.name} is left out: it takes {missing}")
         return False
 
+    @cached_property
+    def _certificates(self) -> Floats:
+        """The (R, N) lower ends of the certificates, by rule."""
+        from analysis.certificates.certify import certify
+
+        rules = self._study.rules
+        lower = np.empty((len(rules), len(self._dist)))
+        for at, part in self._dist.parts():
+            lower[:, at] = certify(part, rules).lower.T
+        return lower
+
     def promised(self) -> Iterator[Json]:
         """Yield a row a rule, draft length and kind: certified, and measured with a drafter."""
         from analysis.acceptance.judgement import judge
-        from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
         rules = self._study.rules
-        flags = {"certified": list((certify(self._dist, rules).lower > self._wanted.eps).T)}
+        flags = {"certified": list(self._certificates > self._wanted.eps)}
         if self._drafted is not None:
             flags["measured"] = [found.accepted_by_depth for found in judge(self._drafted, rules)]
         for draft_length in (*self._wanted.draft_lengths, None):
@@ -179,15 +194,13 @@ class SolvedTarget:
         """
         from analysis.acceptance.judgement import judge
         from analysis.acceptance.typical import usual_statistics
-        from analysis.certificates.certify import certify
 
         rules = self._study.rules
         eps = self._wanted.eps
         at = f"KL {eps:g}"
-        lower = certify(self._dist, rules).lower.T
         usual = usual_statistics(self._dist, rules, eps, self.bootstrap)
-        for rule, certificates, found in zip(rules, lower, usual, strict=True):
-            worst = self.bootstrap.ratio_interval(certificates > eps)
+        for rule, lower, found in zip(rules, self._certificates, usual, strict=True):
+            worst = self.bootstrap.ratio_interval(lower > eps)
             yield _accepted(rule, at, "certified", worst)
             yield _accepted(rule, at, "usual", Estimate.read(found))
         if self._drafted is None:
@@ -204,10 +217,9 @@ class SolvedTarget:
     def needed(self) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.drafter import kl_needed
-        from analysis.certificates.certify import certify
 
         rules, share = self._study.rules, self._wanted.share
-        for rule, lower in zip(rules, certify(self._dist, rules).lower.T, strict=True):
+        for rule, lower in zip(rules, self._certificates, strict=True):
             needed = kl_needed(lower, share, self.bootstrap)
             below = needed._replace(value=rounded_down(needed.value, 4)).columns("below")
             yield {"rule": rule.label, "certified": f"{100 * share:g} % of steps", **below}

@@ -18,7 +18,7 @@ from ..statistics.bootstrap import Flags
 from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
-from .solve import Goal, solve
+from .solve import Goal, solve_all
 from .target import Target
 from .typical import DRAWS_OF_MEANS, LAWS, typical_acceptance
 
@@ -106,24 +106,22 @@ def strictest_settings(target: Target, eps: float, share: float) -> list[Stricte
     log-probabilities than an engine's log has.
     """
     dist = target.dist
+    if dist is None:
+        return []
     studied = {rule.name for rule in target.certificates}
+    ranges = [build_range({"rule": name}) for name in FAMILIES if name in studied]
+    ranges = [
+        searched for searched in ranges if max(rule.minimum_k for rule in searched.rules) <= dist.k
+    ]
+    found = solve_all(dist, ranges, eps, [Goal(share)], target.bootstrap, target.trajectories)
     settings = []
-    for name in FAMILIES:
-        searched = build_range({"rule": name})
-        if name not in studied or dist is None:
-            continue
-        if max(rule.minimum_k for rule in searched.rules) > dist.k:
-            continue
-        (solution,) = solve(
-            dist, searched, eps, [Goal(share)], target.bootstrap, target.trajectories
-        )
+    for searched, (solution,) in zip(ranges, found, strict=True):
         strictest, last = searched.rules
-        is_least = searched.value(last) > searched.value(strictest)
         settings.append(
             StrictestSetting(
                 family=strictest,
                 parameter=searched.parameter,
-                is_least=is_least,
+                is_least=searched.value(last) > searched.value(strictest),
                 estimate=solution.estimate,
                 any_setting=solution.any_setting,
                 rule=solution.rule,

@@ -27,13 +27,12 @@ from ..rules import Rule
 from ..statistics.bootstrap import Flags
 from ..statistics.prompts import positions
 from ..statistics.trajectories import Trajectories
-from ..topk import Floats, TopK
+from ..topk import Distributions, Floats, TopK
 from .comparison import compare, logit_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CHUNK = 8192  # steps certified at a time
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed in a computed certificate
 # Allowance for rounding, relative to p/q: log-probabilities down to -40 carry an absolute error
 # of a few 1e-15 from the subtraction of logsumexp; 1e-13 also covers exp and the long sums.
@@ -44,7 +43,7 @@ RATIO_ROUNDING = 1e-13
 class Steps:
     """A drafter and its target at the N steps of A answers, in order."""
 
-    target: TopK  # the target's distributions
+    target: Distributions  # its own
     position: NDArray[np.int32]  # (N,) 0-based, within each trajectory
     # (N,) KL(p||q) over the full vocabulary, nats; of a head with a reduced vocabulary KL(p||q') at
     # depth 1, inf where q' drafts another token or the head lacks the target's argmax, and inf at
@@ -94,7 +93,8 @@ class Steps:
                 f"target_logits are {target.shape}, draft_logits {draft.shape}: give logits of the "
                 "same steps and tokens; a token that the drafter lacks is -inf"
             )
-        dist, size = TopK.from_logits(target, k, temperature), len(target)
+        dist = TopK.from_logits(target, k, temperature)
+        size = len(dist)
         position = np.arange(size) if prompts is None else positions("prompts", prompts, size)
         return cls(dist, position.astype(np.int32), *compare(target, draft, temperature))
 
@@ -115,7 +115,7 @@ class Steps:
         return len(self.kl)
 
     def drafted(
-        self, part: slice | NDArray[np.intp]
+        self, part: NDArray[np.intp]
     ) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
         """Return what `Rule.accepts` takes of a selection of the steps."""
         return self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part]
@@ -202,9 +202,7 @@ def judge(steps: Steps, rules: str | Rule | Sequence[str | Rule]) -> list[Judgem
     rules = rules_from(rules)
     lower, upper = np.empty((2, len(rules), size))
     accepted = np.empty((len(rules), len(depths), size), dtype=bool)
-    for start in range(0, size, CHUNK):
-        part = slice(start, start + CHUNK)
-        dist = steps.target[part]
+    for part, dist in steps.target.parts():
         certificates = certify(dist, rules)
         lower[:, part] = certificates.lower.T
         upper[:, part] = certificates.upper.T

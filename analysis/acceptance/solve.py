@@ -4,7 +4,8 @@ A more relaxed rule certifies, and accepts, a superset of the steps. So each ste
 setting at which it passes, and trying a setting tells whether that one lies below or above it. The
 share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
 parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
-halving, and each setting is tried at those steps only that are still open. Settings are
+halving, and each setting is tried at those steps only that are still open. Several searches read
+the steps together: those that lie in a file are read a few times, and never held. Settings are
 `RESOLUTION` apart, or 1 for an integer. The limits of the interval are quantiles of the settings
 that the resamples need (`PromptBootstrap.tail`): a resample needs at most a setting iff it reaches
 the goal there. A single prompt gives no interval.
@@ -13,11 +14,10 @@ the goal there. A single prompt gives no interval.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,11 +27,15 @@ from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
-from ..topk import TopK
-from .judgement import CHUNK, Steps
+from ..topk import Distributions, TopK
+from .judgement import Steps
 
 ROUNDING = 1e-9  # by which a sum may miss the goal
-Passing = Callable[[Rule, Integers], Flags]  # (n,): which of n steps, by index, pass under a rule
+Trial = tuple[Rule, Flags]  # a setting, and the (D, N) steps to try it at, by depth
+Result = TypeVar("Result")
+Asking = Generator[Trial, Flags, Result]  # it yields trials, and is sent the steps that pass
+# (D, n): which of n steps pass under a rule, given their distributions and indices
+Passing = Callable[[Rule, TopK, Integers], Flags]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Solution(NamedTuple):
 
 
 def solve(
-    dist: TopK,
+    dist: Distributions,
     searched: ParameterRange,
     eps: float,
     goals: Sequence[Goal],
@@ -100,88 +104,177 @@ def solve(
     >>> solution.value, solution.reached
     (0.3001, 1.0)
     """
+    (solutions,) = solve_all(dist, [searched], eps, goals, bootstrap, trajectories)
+    return solutions
 
-    def certified(rule: Rule, part: Integers) -> Flags:
-        return certify(dist[part], [rule]).lower[:, 0] > eps
 
-    return _solve(searched, [certified], goals, bootstrap, trajectories)
+def solve_all(
+    dist: Distributions,
+    ranges: Sequence[ParameterRange],
+    eps: float,
+    goals: Sequence[Goal],
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+) -> list[list[Solution]]:
+    """Return what `solve` does of several rules, by rule; they read the steps together."""
+
+    def certified(rule: Rule, part: TopK, _: Integers) -> Flags:
+        lower = certify(part, [rule]).lower.T
+        return lower > eps
+
+    searches = [_Search(searched, 1, bootstrap, trajectories) for searched in ranges]
+    return _solutions([search.solutions(goals) for search in searches], dist, certified)
 
 
 def solve_accepted(
     steps: Steps, searched: ParameterRange, goals: Sequence[Goal], bootstrap: PromptBootstrap
 ) -> list[Solution]:
     """Find the strictest settings with which a drafter's acceptance reaches each goal."""
+    depths = steps.by_depth
 
-    def accepted(depth: Steps, rule: Rule, part: Integers) -> Flags:
-        return rule.accepts(steps.target[part], *depth.drafted(part))
+    def accepted(rule: Rule, part: TopK, at: Integers) -> Flags:
+        return np.stack([rule.accepts(part, *depth.drafted(at)) for depth in depths])
 
-    passing = [partial(accepted, depth) for depth in steps.by_depth]
-    return _solve(searched, passing, goals, bootstrap, steps.trajectories)
+    search = _Search(searched, len(depths), bootstrap, steps.trajectories)
+    (solutions,) = _solutions([search.solutions(goals)], steps.target, accepted)
+    return solutions
 
 
-def _solve(
-    searched: ParameterRange,
-    passing: Sequence[Passing],
-    goals: Sequence[Goal],
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-) -> list[Solution]:
-    """Solve for each goal, given which steps pass under rules, by depth."""
-    setting, last = _settings(searched)
-    size = len(trajectories.answer_index)
-    # the first setting at which a step passes, last + 1 for none, lies between these
-    least = np.zeros((len(passing), size), dtype=np.int64)
-    most = np.full_like(least, last + 1)
+def _solutions(
+    searches: Sequence[Asking[list[Solution]]], dist: Distributions, passing: Passing
+) -> list[list[Solution]]:
+    """Run searches side by side: what they try next is tried in one pass over the steps."""
+    solutions: dict[int, list[Solution]] = {}
+    replies: Mapping[int, Flags | None] = dict.fromkeys(range(len(searches)))
+    while replies:
+        trials: dict[int, Trial] = {}
+        for place, reply in replies.items():
+            try:
+                trials[place] = searches[place].send(reply)  # type: ignore[arg-type]
+            except StopIteration as end:
+                solutions[place] = end.value
+        replies = _tried(trials, dist, passing)
+    return [solutions[place] for place in range(len(searches))]
 
-    def passed(at: int) -> Flags:
-        """Return the (D, N) steps that pass under a setting."""
-        for passes, low, high in zip(passing, least, most, strict=True):
-            steps = np.flatnonzero((low <= at) & (at < high))
-            for begin in range(0, len(steps), CHUNK):
-                part = steps[begin : begin + CHUNK]
-                flags = passes(setting(at), part)
-                high[part[flags]] = at
-                low[part[~flags]] = at + 1
-        return most <= at
 
-    draws = len(bootstrap.weights)
-    alone = math.isnan(bootstrap.tail)  # a single prompt
-    cut = 0 if alone else int(quantile_rank(bootstrap.tail, draws))
+def _tried(trials: Mapping[int, Trial], dist: Distributions, passing: Passing) -> dict[int, Flags]:
+    """Return which steps pass, of each trial."""
+    passed = {place: np.zeros_like(steps) for place, (_, steps) in trials.items()}
+    wanted = np.zeros(len(dist), dtype=bool)
+    for _, steps in trials.values():
+        wanted |= steps.any(axis=0)
+    for at, part in dist.parts(wanted) if trials else ():
+        for place, (rule, steps) in trials.items():
+            own = np.flatnonzero(steps[:, at].any(axis=0))
+            if len(own):
+                chosen = part if len(own) == len(part) else part[own]
+                passed[place][:, at[own]] = passing(rule, chosen, at[own])
+    return passed
 
-    def solution(goal: Goal) -> Solution:
-        @cache
-        def reached(at: int) -> tuple[float, bool, int]:
-            """Return what a setting reaches, whether it is enough, and in how many resamples."""
-            above, below = goal.sums(passed(at), trajectories)
-            needed = goal.wanted - ROUNDING
-            with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
-                ratio = float(np.divide(above.sum(), below.sum()))
-            resamples = np.sum(bootstrap.sums(above) >= needed * bootstrap.sums(below))
-            return ratio, ratio >= needed, int(resamples)
 
-        def strictest(enough: Callable[[int], bool]) -> int | None:
-            return bisect_left(range(last), True, key=enough) if enough(last) else None
+class _Reached(NamedTuple):
+    """What a setting reaches of a goal."""
 
-        if math.isnan(reached(last)[0]):
+    ratio: float  # share, or tokens per call; NaN without a call
+    enough: bool  # for the goal
+    resamples: int  # in which it is enough
+
+
+class _Search:
+    """A search for the strictest settings of one rule. It asks which steps pass under a setting."""
+
+    def __init__(
+        self,
+        searched: ParameterRange,
+        depths: int,
+        bootstrap: PromptBootstrap,
+        trajectories: Trajectories,
+    ) -> None:
+        """Know nothing of the steps yet."""
+        self._searched = searched
+        self._setting, self._last = _settings(searched)
+        self._bootstrap = bootstrap
+        self._trajectories = trajectories
+        # the first setting at which a step passes, last + 1 for none, lies between these
+        shape = depths, len(trajectories.answer_index)
+        self._least = np.zeros(shape, dtype=np.min_scalar_type(self._last + 1))
+        self._most = np.full_like(self._least, self._last + 1)
+        self._known: dict[tuple[Goal, int], _Reached] = {}
+
+    def solutions(self, goals: Sequence[Goal]) -> Asking[list[Solution]]:
+        """Solve for each goal."""
+        found = []
+        for goal in goals:
+            solution = yield from self._solution(goal)
+            found.append(solution)
+        return found
+
+    def _solution(self, goal: Goal) -> Asking[Solution]:
+        reached = yield from self._reached(goal, self._last)
+        if math.isnan(reached.ratio):
             return Solution(None, math.nan, math.nan, math.nan, math.nan)
-        found = strictest(lambda at: reached(at)[1])
-        ends: list[int | None] = [None, None]
-        if not alone:
-            ends = [
-                strictest(lambda at: reached(at)[2] >= cut),
-                strictest(lambda at: reached(at)[2] >= draws - cut + 1),
-            ]
-        if searched.value(setting(last)) < searched.value(setting(0)):
-            ends.reverse()
-        value, low, high = (
-            math.nan if at is None else searched.value(setting(at)) for at in (found, *ends)
+        found = yield from self._strictest(goal, None)
+        ends = yield from self._ends(goal)
+        if found is not None:
+            reached = yield from self._reached(goal, found)
+        strict, relaxed = map(self._value, ends)
+        falls = self._value(self._last) < self._value(0)
+        return Solution(
+            rule=None if found is None else self._setting(found),
+            value=self._value(found),
+            ci_low=relaxed if falls else strict,
+            ci_high=strict if falls else relaxed,
+            reached=reached.ratio,
+            any_setting=found == 0 and ends == (0, 0),
         )
-        rule = None if found is None else setting(found)
-        reaches = reached(last if found is None else found)[0]
-        any_setting = found == 0 and ends == [0, 0]
-        return Solution(rule, value, low, high, reaches, any_setting)
 
-    return [solution(goal) for goal in goals]
+    def _ends(self, goal: Goal) -> Asking[tuple[int | None, int | None]]:
+        """Return the settings at both ends of the interval; None where there is none."""
+        tail = self._bootstrap.tail
+        if math.isnan(tail):  # a single prompt
+            return None, None
+        draws = len(self._bootstrap.weights)
+        cut = int(quantile_rank(tail, draws))
+        strict = yield from self._strictest(goal, cut)
+        relaxed = yield from self._strictest(goal, draws - cut + 1)
+        return strict, relaxed
+
+    def _strictest(self, goal: Goal, resamples: int | None) -> Asking[int | None]:
+        """Return the first setting that is enough: in the sample, or in so many resamples."""
+        low = 0
+        high = at = self._last
+        found = None
+        while found is None or low < high:
+            reached = yield from self._reached(goal, at)
+            enough = reached.enough if resamples is None else reached.resamples >= resamples
+            if enough:
+                high = found = at
+            elif at == self._last:
+                return None
+            else:
+                low = at + 1
+            at = (low + high) // 2
+        return found
+
+    def _reached(self, goal: Goal, at: int) -> Asking[_Reached]:
+        if (goal, at) in self._known:
+            return self._known[goal, at]
+        steps = (self._least <= at) & (at < self._most)
+        if steps.any():
+            passes = yield self._setting(at), steps
+            self._most[steps & passes] = at
+            self._least[steps & ~passes] = at + 1
+        above, below = goal.sums(self._most <= at, self._trajectories)
+        needed = goal.wanted - ROUNDING
+        with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
+            ratio = float(np.divide(above.sum(), below.sum()))
+        enough = self._bootstrap.sums(above) >= needed * self._bootstrap.sums(below)
+        reached = _Reached(ratio, ratio >= needed, int(enough.sum()))
+        self._known[goal, at] = reached
+        return reached
+
+    def _value(self, at: int | None) -> float:
+        return math.nan if at is None else self._searched.value(self._setting(at))
 
 
 def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:

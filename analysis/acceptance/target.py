@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..rules import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.trajectories import Trajectories
-from ..topk import Floats, TopK
+from ..topk import Distributions, Floats
 from .judgement import Judgement
 
 
@@ -25,7 +25,7 @@ class Target:
     bootstrap: PromptBootstrap  # over the prompts of the steps
     tokens: NDArray[np.int32]  # (N,) id of the token emitted
     prompt_texts: Sequence[str]  # (A,) the prompt of each answer
-    dist: TopK | None = None  # the distributions of the steps
+    dist: Distributions | None = None  # of the steps
     # by k the (N,) probability of the k most probable tokens
     top: Mapping[int, Floats] = field(default_factory=dict)
     logit_gap: Floats = field(default_factory=lambda: np.zeros(0))  # (N,) log p0 - log p1

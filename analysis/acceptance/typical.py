@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numba
@@ -33,13 +34,12 @@ from ..rule_text import rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
-from ..topk import Floats, TopK
+from ..topk import Distributions, Floats, Indices, TopK
 from ..validation import described
 
 DRAWS = 200  # random directions a step
 DRAWS_OF_MEANS = 50  # the same for means over many steps, whose own spread is far larger
 TOKENS = 256  # of a step that have a direction of their own
-ROWS = 4096  # steps prepared at a time
 LAWS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {  # of xi
     "normal": lambda generator, shape: generator.standard_normal(shape),
     "laplace": lambda generator, shape: generator.laplace(0.0, math.sqrt(0.5), shape),
@@ -49,7 +49,7 @@ compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 def typical_acceptance(
-    dist: TopK,
+    dist: Distributions,
     rule: str | Rule | Sequence[str | Rule],
     kl: ArrayLike,
     *,
@@ -87,27 +87,24 @@ def typical_acceptance(
     >>> typical_acceptance(dist, "greedy", 0.02), typical_acceptance(dist, "greedy", np.inf)
     (array([1.]), array([0.]))
     """
-    check_top_k(dist)
-    rules, size = rules_from(rule), len(dist)
-    eps = _step_kls(kl, size)
+    if not hasattr(dist, "parts"):
+        check_top_k(dist)
+    rules = rules_from(rule)
+    eps = _step_kls(kl, len(dist))
     for name, value in {"draws": draws, "tokens": tokens}.items():
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name}={value!r:.40} is not allowed: give an integer of at least 1")
     if law not in LAWS:
         raise ValueError(f"law={law!r:.40} is not allowed: give one of {', '.join(LAWS)}")
-    shares = np.empty((size, len(rules)))
-    for start in range(0, size, ROWS):
-        part = slice(start, min(start + ROWS, size))
-
-        def drawn(step: int, count: int, start: int = start) -> Floats:
-            return LAWS[law](np.random.default_rng([seed, start + step]), (draws, count))
-
-        shares[part] = _shares(dist[part], rules, eps[part], min(tokens, dist.k), drawn)
+    drawn = partial(_directions, law, draws, seed)
+    shares = np.empty((len(dist), len(rules)))
+    for at, part in dist.parts():
+        shares[at] = _shares(part, at, rules, eps[at], min(tokens, dist.k), drawn)
     return shares if isinstance(rule, list | tuple) else shares[:, 0]
 
 
 def usual_statistics(
-    dist: TopK,
+    dist: Distributions,
     rules: Sequence[Rule],
     kl: ArrayLike,
     bootstrap: PromptBootstrap,
@@ -143,10 +140,20 @@ def _step_kls(kl: ArrayLike, size: int) -> Floats:
     return np.ascontiguousarray(np.broadcast_to(eps, (size,)))
 
 
+def _directions(law: str, draws: int, seed: int, step: int, tokens: int) -> Floats:
+    """Return the directions (draws, tokens) at a step."""
+    return LAWS[law](np.random.default_rng([seed, step]), (draws, tokens))
+
+
 def _shares(
-    dist: TopK, rules: Sequence[Rule], eps: Floats, tokens: int, drawn: Callable[[int, int], Floats]
+    dist: TopK,
+    at: Indices,
+    rules: Sequence[Rule],
+    eps: Floats,
+    tokens: int,
+    drawn: Callable[[int, int], Floats],
 ) -> Floats:
-    """Return (N, R) shares, from the directions of a number of tokens `drawn` at each step."""
+    """Return (n, R) shares of the steps `at`, from directions of so many tokens `drawn` at each."""
     given = replace(dist, log_prob_error=None)
     found = certify(given, rules)
     trees = np.array([isinstance(rule, Tree) for rule in rules])
@@ -160,7 +167,7 @@ def _shares(
     logs = np.ascontiguousarray(given.log_probs[:, :tokens])
     log_tail = np.logaddexp(given.log_tail, _log_sum(given.log_probs[:, tokens:]))
     for step in np.flatnonzero(~certain.all(axis=1) & np.isfinite(eps)):
-        xi = drawn(int(step), tokens)
+        xi = drawn(int(at[step]), tokens)
         share = accepted_shares(logs[step], log_tail[step], xi, eps[step], limits[step], trees)
         shares[step] = np.where(certain[step], 1.0, share)
     return shares

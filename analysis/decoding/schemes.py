@@ -60,6 +60,23 @@ def matching_path(
         path.append(node)
 
 
+def first_accepted_path(tree: Topology, accepted: Flags, tokens: Sequence[int]) -> Accepted:
+    """Return the path along the first accepted child of each node, and the token after its last.
+
+    `accepted` (n,) are the tests of all children, each given that those before it are rejected;
+    `tokens` (n + 1,) those that follow the text and each node if all its children are rejected.
+
+    >>> first_accepted_path(Topology((-1, -1, 1)), np.array([False, True, False]), [7, 8, 9, 6])
+    ((1,), 9)
+    """
+    path: list[int] = []
+    node = ROOT
+    while children := [child for child in tree.children[node] if accepted[child]]:
+        node = children[0]
+        path.append(node)
+    return tuple(path), tokens[node + 1]
+
+
 def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
     """Return the longest path of accepted tokens, of equally long ones the first.
 

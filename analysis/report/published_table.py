@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
+from ..acceptance.target import Target
 from ..rules import Rule
 from ..statistics.estimate import interval_columns
 from ..statistics.run_lengths import with_censored
 from .published import DIGITS, PAPERS, RUNS, printed_rows
+from .published_claims import claims_table
 from .results import Results
 from .table import Section, Table
 from .text import CAP, UNDEFINED, number_text, run_text
 
 
-def published_section(results: Results) -> Section | None:
-    """Return the section that compares targets with the paper; None if none is the paper's."""
+def published_section(results: Results, targets: Sequence[Target] = ()) -> Section | None:
+    """Return the section that compares targets with the paper; None if none is the paper's.
+
+    `targets`: the steps of those of `results`, for what the paper says of steps alone.
+    """
     compared = compare(results)
     if compared.empty:
         return None
-    return Section("Beside the published", [published_table(compared)], outside(compared))
+    items = [claims_table(compared, targets), published_table(compared)]
+    return Section("Beside the published", items, outside(compared))
 
 
 def compare(results: Results) -> pd.DataFrame:

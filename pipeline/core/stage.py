@@ -238,11 +238,16 @@ class Artifact:
                 groups = [g for g in groups if of[g] == rule]
             return file.read_row_groups(groups, None if columns is None else list(columns))
 
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Stream data.parquet in batches of at most `rows` rows; errors are those of `read`."""
+    def batches(
+        self, columns: Sequence[str], rows: int, groups: Sequence[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream data.parquet, or row groups of it, in batches of at most `rows` rows.
+
+        Errors are those of `read`.
+        """
         with self.open("data") as file:
             # one row group at a time: over all of them, what was read is kept until the end
-            for group in range(file.num_row_groups):
+            for group in range(file.num_row_groups) if groups is None else groups:
                 yield from file.iter_batches(rows, row_groups=[group], columns=list(columns))
 
     @contextmanager

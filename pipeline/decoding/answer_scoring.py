@@ -48,7 +48,7 @@ def draft_logits(
     """Return the drafter's logits (n, V) at the n tokens of an answer; a head reads `hidden`."""
     text = torch.tensor([[*prompt, *answer[:-1]]], device=drafter.model.device)
     logits, _ = drafter.teacher_forced_logits(text, hidden, len(answer))
-    return logits[0]
+    return logits[0][0]
 
 
 def log_probability_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:

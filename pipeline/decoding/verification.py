@@ -1,15 +1,18 @@
 """Verification: which drafted tokens a target's logits accept, and the token after them.
 
 One class for each scheme of `analysis.decoding.schemes`, on draft trees; a chain is a tree whose
-nodes have one child. What a scheme needs is read from the device: first the few numbers that
-decide, then the distributions that a draw depends on.
+nodes have one child. On a CPU draws are made node by node along the accepted path, from whole
+distributions. A GPU, for which the host would wait at each node, tests and draws at all nodes, and
+only the outcomes are read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -18,11 +21,19 @@ from analysis.decoding import schemes
 from analysis.decoding.schemes import NOTHING, Flags
 from analysis.rules import Rule
 from analysis.topk import TopK
-from analysis.trees.topology import ROOT
+from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.sampling import TOKEN, BrokenLogitsError, InverseCdfSampler, Noise, Sampler
 from pipeline.decoding.tree_drafting import Draft, inner_nodes, readable
 from pipeline.models.devices import read, send
-from pipeline.models.logit_statistics import StatisticsColumns, argmax, logit_statistics, top_k
+from pipeline.models.logit_statistics import (
+    StatisticsColumns,
+    argmax,
+    invert,
+    logit_statistics,
+    top_k,
+)
+
+ALL_NODES_ON_CPU = False  # whether a CPU tests and draws at all nodes as well; the tests do
 
 # The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
 Verified = tuple[tuple[int, ...], int, list[int]]
@@ -88,29 +99,55 @@ class SampledPath:
     """
 
     def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
-        self._target, self._noise, self._rule = (
-            InverseCdfSampler(temperature, noise, TOKEN),
-            noise,
-            rule,
-        )
+        self._target = InverseCdfSampler(temperature, noise, TOKEN)
+        self._noise = noise
+        self._rule = rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Follow the tree as long as a child is drawn or kept."""
-        drafted, also = self._also(logits, draft)
+        if logits.is_cuda or ALL_NODES_ON_CPU:
+            return self._verify_at_all_nodes(logits, draft, position)
+        return self._verify_along_path(logits, draft, position)
+
+    def _verify_at_all_nodes(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        drawn = self._draws(self._target.weights(logits), draft.tree, position)
+        drafted, also, (values,) = self._read(logits, draft, drawn)
+        draws: list[int] = values.tolist()
+        path, token = schemes.matching_path(
+            draft.tree, drafted, lambda node, _: draws[node + 1], also
+        )
+        return path, token, drafted
+
+    def _verify_along_path(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        drafted, also, _ = self._read(logits, draft)
 
         def draw(node: int, accepted: int) -> int:
             weights = read(self._weights(logits, node))[0]
             return schemes.pick(weights, self._noise.uniforms[position + accepted, TOKEN])
 
-        return *schemes.matching_path(draft.tree, drafted, draw, also), drafted
+        path, token = schemes.matching_path(draft.tree, drafted, draw, also)
+        return path, token, drafted
 
-    def _also(self, logits: Tensor, draft: Draft) -> tuple[list[int], Flags | None]:
-        """Return the drafted tokens, and (n,) which of them the rule accepts."""
+    def _read(
+        self, logits: Tensor, draft: Draft, *outcomes: Tensor
+    ) -> tuple[list[int], Flags | None, list[NDArray[Any]]]:
+        """Read the drafted tokens, (n,) which of them the rule accepts, and outcomes on the device.
+
+        Without a rule, or without a draft, the second is None.
+        """
         if self._rule is None or not len(draft.tokens):
-            return read_call(logits, draft)[0], None
-        before = parent_rows(logits, draft)
-        drafted, values = read_call(logits, draft, *asked(self._rule, before, draft.tokens))
-        return drafted, apply_rule(self._rule, logits.shape[1], values, beyond_first=True)
+            drafted, found = read_call(logits, draft, *outcomes)
+            return drafted, None, found
+        wanted = asked(self._rule, parent_rows(logits, draft), draft.tokens)
+        drafted, values = read_call(logits, draft, *outcomes, *wanted)
+        count = len(outcomes)
+        also = apply_rule(self._rule, logits.shape[1], values[count:], beyond_first=True)
+        return drafted, also, values[:count]
+
+    def _draws(self, weights: Tensor, tree: Topology, position: int) -> Tensor:
+        """Return a token (n + 1,) drawn from each of n + 1 distributions, after the text first."""
+        uniforms = self._noise.uniforms[position + np.array((0, *tree.depths)), TOKEN]
+        return invert(weights, send(uniforms, weights.device))
 
     def _weights(self, logits: Tensor, node: int) -> Tensor:
         return self._target.weights(logits[node + 1][None])[0]
@@ -122,12 +159,20 @@ class SpeculativeSampling(SampledPath):
     Of a tree, whose siblings are drawn without replacement (GSS), it tests one after the other.
     """
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Test the children of a node one after the other, then those of the accepted one."""
+    def _verify_at_all_nodes(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        uniforms = self._tests(draft.tree, position)
+        accepted, left = tested(self._target.weights(logits), draft, uniforms)
+        drawn = self._draws(left, draft.tree, position)
+        drafted, also, (flags, tokens) = self._read(logits, draft, accepted, drawn)
+        if also is not None:
+            flags = flags | also
+        path, token = schemes.first_accepted_path(draft.tree, flags, tokens.tolist())
+        return path, token, drafted
+
+    def _verify_along_path(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         tree = draft.tree
-        drafted, also = self._also(logits, draft)
-        places = zip(tree.depths, tree.siblings, strict=True)
-        tests = [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
+        uniforms = self._tests(tree, position)
+        drafted, also, _ = self._read(logits, draft)
 
         def rows(node: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             p = self._weights(logits, node)
@@ -143,8 +188,64 @@ class SpeculativeSampling(SampledPath):
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        path, token = schemes.speculative_sampling(tree, drafted, tests, rows, token_uniform, also)
+        path, token = schemes.speculative_sampling(
+            tree, drafted, uniforms, rows, token_uniform, also
+        )
         return path, token, drafted
+
+    def _tests(self, tree: Topology, position: int) -> list[float]:
+        """Return the uniform number that tests each node."""
+        places = zip(tree.depths, tree.siblings, strict=True)
+        return [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
+
+
+def tested(p: Tensor, draft: Draft, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the outcomes of speculative sampling at all nodes at once.
+
+    `p` (n + 1, V) are the target's distributions after the text and each node; `uniforms` (n,)
+    decide the tests. See `analysis.decoding.schemes.speculative_sampling`.
+
+    Returns:
+        (n,) whether a child passes its test once its siblings before it have failed; and (n + 1, V)
+        what the next token is drawn from, up to a factor, if all children of a node fail.
+    """
+    tree = draft.tree
+    device = p.device
+    accepted = torch.zeros(len(tree), dtype=torch.bool, device=device)
+    nodes = inner_nodes(tree) if len(tree) else ()
+    if draft.weights is None:  # proposed, not drawn
+        first = send([tree.children[node][0] for node in nodes], device)
+        q = one_hot(readable(draft.tokens)[first], p.shape[1]).to(p.dtype)
+    else:
+        q = draft.weights.clone()
+    tests = send(np.array(uniforms, dtype=np.float64), device)
+    width = max((len(tree.children[node]) for node in nodes), default=0)
+    for sibling in range(width):
+        rows = [row for row, node in enumerate(nodes) if len(tree.children[node]) > sibling]
+        children = send([tree.children[nodes[row]][sibling] for row in rows], device)
+        others = send([len(tree.children[nodes[row]]) > sibling + 1 for row in rows], device)
+        of_p = send([nodes[row] + 1 for row in rows], device)
+        of_q = send(rows, device)
+        is_drafted = (draft.tokens[children] != NOTHING)[:, None]
+        token = readable(draft.tokens[children])[:, None]
+        target = p[of_p]
+        drawn = q[of_q]
+        passes = tests[children, None] * drawn.gather(1, token) < target.gather(1, token)
+        accepted[children] = (passes & is_drafted)[:, 0]
+        rest = residual(target, drawn)
+        rest = torch.where(others[:, None].bool(), rest / rest.sum(1, keepdim=True), rest)
+        p[of_p] = torch.where(is_drafted, rest, target)
+        left = drawn.scatter(1, token, 0)
+        total = left.sum(1, keepdim=True)
+        left = torch.where(total > 0, left / total, left)
+        q[of_q] = torch.where(is_drafted, left, drawn)
+    return accepted, p
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """Return the unnormalised weights max(0, p - q), (r, V); p where p <= q everywhere."""
+    weights = (p - q).clamp_(min=0)
+    return torch.where(weights.any(1, keepdim=True), weights, p)
 
 
 def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Any]]:

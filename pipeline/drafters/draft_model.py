@@ -65,8 +65,10 @@ class DraftModel(NeuralDrafter):
         hidden: Tensor | None,  # noqa: ARG002
         keep: int,
         depths: int = 1,  # noqa: ARG002
+        padding: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Read a text in one pass; all depths of a draft are alike."""
+        """Read texts in one pass; all depths of a draft are alike."""
         from pipeline.models.kv_session import KVSession
 
-        return [KVSession(self.model, ids.shape[1]).prefill(ids, keep)[0]], None
+        session = KVSession(self.model, ids.shape[1], padding=padding)
+        return [session.append(ids, keep=keep)], None

@@ -88,18 +88,24 @@ class NeuralDrafter(Drafter):
         raise NotImplementedError
 
     def teacher_forced_logits(
-        self, ids: Tensor, hidden: Tensor | None, keep: int, depths: int = 1
+        self,
+        ids: Tensor,
+        hidden: Tensor | None,
+        keep: int,
+        depths: int = 1,
+        padding: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Read a text (1, n) as if each of its last `keep` tokens had been drafted.
+        """Read texts (B, n) as if each of their last `keep` tokens had been drafted.
 
         Args:
-            ids: the text.
-            hidden: (1, n, layers, d) the target's hidden states; None without `layers`.
-            keep: how many rows are wanted.
+            ids: the texts.
+            hidden: (B, n, layers, d) the target's hidden states; None without `layers`.
+            keep: how many rows are wanted of each.
             depths: of a draft; a language model has one.
+            padding: (B,) columns before the first token of each text; None is none.
 
         Returns:
-            Logits (keep, V) by depth; and those of a q' that gives every token a probability
+            Logits (B, keep, V) by depth; and those of a q' that gives every token a probability
             (`Eagle3Drafter.completed`), None where q does.
         """
         raise NotImplementedError

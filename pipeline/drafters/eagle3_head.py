@@ -66,14 +66,19 @@ class Eagle3Head(NeuralDrafter):
         return Eagle3Proposer(self.model, sampler, tree)
 
     def teacher_forced_logits(
-        self, ids: Tensor, hidden: Tensor | None, keep: int, depths: int = 1
+        self,
+        ids: Tensor,
+        hidden: Tensor | None,
+        keep: int,
+        depths: int = 1,
+        padding: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Read a text at each depth of a draft in one pass a depth."""
+        """Read texts at each depth of a draft in one pass a depth."""
         from pipeline.models.eagle3.drafter import teacher_forced_outputs
 
         assert hidden is not None
         model = self.model
-        outputs = teacher_forced_outputs(model.head, model.embed(ids), hidden, depths)
-        kept = [output[0, -keep:] for output in outputs]
+        outputs = teacher_forced_outputs(model.head, model.embed(ids), hidden, depths, padding)
+        kept = [output[:, -keep:] for output in outputs]
         drafts = [model.logits(output) for output in kept]
         return drafts, model.completed(kept[0], drafts[0])

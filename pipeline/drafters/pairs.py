@@ -14,6 +14,9 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import load_model, load_tokenizer, skeleton
 from pipeline.models.tokens import check_same_tokens, common_rows
 
+# of the target; of the drafter, by depth; of q', None where q gives every token a probability
+PairLogits = tuple[Tensor, list[Tensor], Tensor | None]
+
 
 def load_pair(target: ModelSpec, drafter: ModelSpec) -> tuple[LanguageModel, NeuralDrafter]:
     """Load target and drafter."""
@@ -56,14 +59,30 @@ def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
     return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))
 
 
-@torch.inference_mode()
 def read_pair(
     target: LanguageModel, drafter: NeuralDrafter, ids: Tensor, keep: int, depths: int = 1
-) -> tuple[Tensor, list[Tensor], Tensor | None]:
+) -> PairLogits:
     """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
 
     They are the target's, and those of `NeuralDrafter.teacher_forced_logits`.
     """
-    session = KVSession(target, ids.shape[1], drafter.layers)
-    logits = session.prefill(ids, keep)[0]
-    return logits, *drafter.teacher_forced_logits(ids, session.hidden, keep, depths)
+    logits, drafts, completed = read_pairs(target, drafter, ids, keep, depths)
+    return logits[0], [draft[0] for draft in drafts], None if completed is None else completed[0]
+
+
+@torch.inference_mode()
+def read_pairs(
+    target: LanguageModel,
+    drafter: NeuralDrafter,
+    ids: Tensor,
+    keep: int,
+    depths: int = 1,
+    padding: Tensor | None = None,
+) -> PairLogits:
+    """Return what `read_pair` does, (B, keep, V), of texts (B, n) that are read together.
+
+    `padding` (B,) are columns before the first token of each, None is none.
+    """
+    session = KVSession(target, ids.shape[1], drafter.layers, padding)
+    logits = session.append(ids, keep=keep)
+    return logits, *drafter.teacher_forced_logits(ids, session.hidden, keep, depths, padding)

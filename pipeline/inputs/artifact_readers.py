@@ -7,13 +7,15 @@ read from an engine's log has log-probabilities in the place of raw logits, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import Trajectories
-from analysis.topk import TopK
+from analysis.topk import PART, TopK
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Json, Task
 from pipeline.engines.logs import prompts_of
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 
     from analysis.acceptance.judgement import Steps
     from analysis.decoding.call_costs import PositionCounts
-    from analysis.topk import Floats
+    from analysis.topk import Flags, Floats, Indices
 
-ROWS = 8192  # of a chunk
+HELD = 2**25  # tokens of steps that are held, 0.3 GB
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw
 DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order of Steps
@@ -52,7 +54,7 @@ def read_position_counts(acceptance: Artifact) -> dict[str, PositionCounts]:
     return counts
 
 
-def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:
+def chunks(artifact: Artifact, rows: int = PART) -> Iterator[tuple[pa.RecordBatch, TopK]]:
     """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
     for batch in artifact.batches(["prompt_id", "position", *TOKENS, *MOMENTS], rows):
         yield batch.select(["prompt_id", "position"]), as_top_k(batch, artifact.metadata)
@@ -65,6 +67,84 @@ def read_distributions(artifact: Artifact) -> TopK:
     names = [*TOKENS, *MOMENTS]
     arrays = [artifact.read(columns=[name])[name].combine_chunks() for name in names]
     return as_top_k(pa.record_batch(arrays, names=names), artifact.metadata)
+
+
+class StoredDistributions:
+    """The distributions of an artifact, read from its file part by part.
+
+    Few of them, asked for again, are held: searches come back to fewer and fewer steps.
+
+    Attributes:
+        k: the number of stored tokens of a step.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Read nothing yet."""
+        self.k = int(artifact.metadata["k"])
+        self._artifact = artifact
+        with artifact.open("data") as file:
+            groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+        self._ends = np.cumsum(groups, dtype=np.intp)
+        self._is_held: Flags = np.zeros(len(self), dtype=bool)
+        self._held: TopK | None = None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @cached_property
+    def top_probability(self) -> Floats:
+        """(N,) the probability of the argmax; a rounded log-probability above 0 counts as 0."""
+        surprisal = numbers(self._artifact.read(columns=["top_surprisal"])["top_surprisal"])
+        return np.exp(-np.maximum(surprisal, 0.0))
+
+    def parts(self, wanted: Flags | None = None) -> Iterator[tuple[Indices, TopK]]:
+        """Yield the steps in order, of (N,) the wanted ones or all: indices and distributions."""
+        if wanted is None:
+            wanted = np.ones(len(self), dtype=bool)
+        self._hold(wanted)
+        if self._held is None or (wanted & ~self._is_held).any():
+            yield from self._read(wanted)
+            return
+        steps = np.flatnonzero(wanted)
+        places = np.flatnonzero(wanted[self._is_held])
+        for begin in range(0, len(steps), PART):
+            part = slice(begin, begin + PART)
+            yield steps[part], self._held[places[part]]
+
+    def _hold(self, wanted: Flags) -> None:
+        """Hold these steps, unless they are held or many; all of them where they are few."""
+        most = HELD // self.k
+        is_new = (wanted & ~self._is_held).any()
+        if not is_new or np.count_nonzero(wanted) > most:
+            return
+        self._held = None  # before the others are read
+        self._is_held = np.ones_like(wanted) if len(self) <= most else wanted.copy()
+        self._held = _joined([part for _, part in self._read(self._is_held)])
+
+    def _read(self, wanted: Flags) -> Iterator[tuple[Indices, TopK]]:
+        """Yield the wanted steps, from the row groups that have any."""
+        begins = np.append(0, self._ends[:-1])
+        for group, (begin, end) in enumerate(
+            zip(begins.tolist(), self._ends.tolist(), strict=True)
+        ):
+            if not wanted[begin:end].any():
+                continue
+            for batch in self._artifact.batches([*TOKENS, *MOMENTS], PART, [group]):
+                own = np.flatnonzero(wanted[begin : begin + len(batch)])
+                part = as_top_k(batch, self._artifact.metadata)
+                if len(own):
+                    yield begin + own, part if len(own) == len(part) else part[own]
+                begin += len(batch)
+
+
+def _joined(parts: Sequence[TopK]) -> TopK:
+    """Return the steps of several parts as one."""
+    columns: dict[str, Any] = {}
+    for spec in fields(TopK):
+        values = [getattr(part, spec.name) for part in parts]
+        if isinstance(values[0], np.ndarray):
+            columns[spec.name] = np.concatenate(values)
+    return replace(parts[0], **columns)
 
 
 def resampled(
@@ -85,10 +165,13 @@ def resampled(
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
+    """Read a drafter beside its target, at every depth, of an artifact of stage drafts.
+
+    The target's distributions stay in the file, and are read part by part.
+    """
     from analysis.acceptance.judgement import Steps
 
-    target = read_distributions(artifact)
+    target = StoredDistributions(artifact)
     table = artifact.read(columns=["position", *(f"depth_{name}" for name in DRAFTED)])
     position = numbers(table["position"])
     values = [np.ascontiguousarray(numbers(column).T) for column in table.columns[1:]]

@@ -14,12 +14,13 @@ from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.estimate import Estimate, censored_column
 from pipeline.core.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
 from pipeline.core.errors import PipelineError
+from pipeline.core.files import digest
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
 from pipeline.inputs.artifact_readers import read_steps
 from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
@@ -88,8 +89,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     for at, deep in enumerate(steps.by_depth if steps.deeper else ()):  # one depth is the first
         by_depth = [judgement.by_depth[at] for judgement in chosen]
         parts += depth_statistics(1 + at, deep, by_depth, bootstrap)
-    positions = [frame for judgement in chosen for frame in position_rows(judgement, steps)]
-    out.write_rows(positions, "positions")
+    positions = pa.concat_tables([position_table(judgement, steps) for judgement in chosen])
+    out.write(positions.combine_chunks(), "positions")
     named = inputs["prompts"].read(columns=["prompt_id", "source"]).to_pydict()
     sources = dict(zip(named["prompt_id"], named["source"], strict=True))
     answered = prompts.take(steps.trajectories.starts).to_pylist()
@@ -144,25 +145,27 @@ def judge_soundly(
     return verdicts
 
 
-def position_rows(judgement: Judgement, steps: Steps) -> Iterator[Json]:
-    """Yield how often each position of a draft is tested and accepted, prompt by prompt."""
+def position_table(judgement: Judgement, steps: Steps) -> pa.Table:
+    """Return how often each position of a draft is tested and accepted, prompt by prompt."""
+    import numpy as np
+    import pyarrow as pa
+
     from analysis.decoding.call_costs import LONGEST, PositionCounts
     from analysis.statistics.trajectories import calls_along
 
     calls = calls_along(judgement.accepted_by_depth, steps.trajectories, LONGEST)
     prompts = len(steps.trajectories.starts)
     counts = PositionCounts.of_calls(prompts, calls.answer_index, calls.tested, calls.accepted)
-    for answer, (tested, accepted) in enumerate(
-        zip(counts.tested.tolist(), counts.accepted.tolist(), strict=True)
-    ):
-        for at in range(LONGEST):
-            yield {
-                "rule": judgement.rule.label,
-                "answer": answer,
-                "position": at + 1,
-                "tested": tested[at],
-                "accepted": accepted[at],
-            }
+    columns = {
+        "rule": pa.repeat(judgement.rule.label, prompts * LONGEST),
+        "answer": np.repeat(np.arange(prompts), LONGEST),
+        "position": np.tile(np.arange(1, LONGEST + 1), prompts),
+        "tested": counts.tested[:, :LONGEST].ravel(),
+        "accepted": counts.accepted[:, :LONGEST].ravel(),
+    }
+    schema = STAGE.schema("positions")
+    arrays = [pa.array(columns[field.name]).cast(field.type) for field in schema]
+    return pa.table(arrays, schema=schema)
 
 
 def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgement]) -> Json:
@@ -171,7 +174,8 @@ def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgem
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
     """
     different = {
-        (verdict.accepted.tobytes(), verdict.certified.tobytes()): verdict for verdict in verdicts
+        digest(verdict.accepted.tobytes() + verdict.certified.tobytes()): verdict
+        for verdict in verdicts
     }
     facts = {
         **dict(zip(("target", "drafter"), (model.settings.label for model in pair), strict=True)),

@@ -21,16 +21,20 @@ from pipeline.inputs.artifact_readers import read_token_ids
 from pipeline.models.tokens import common_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     import pyarrow as pa
+    from torch import Tensor
 
     from pipeline.core.stage import Inputs, Json, Out
     from pipeline.core.workers import Progress, Result
     from pipeline.study import Study
 
 ROLES = ("target", "drafter")
-BATCH = 32  # prompts of a shard; they are read one by one
+BATCH = 32  # prompts of a shard
+# texts that are read together: a GPU waits for launches, a CPU computes no faster
+TOGETHER = {"cpu": 1, "cuda": 32}
+LOGITS = 2**28  # of both models that are held at once, 1 GB in float32
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 PAIR: Columns = {  # target p against drafter q
@@ -115,11 +119,12 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 def answers_of(inputs: Inputs) -> dict[str, list[int]]:
     """Return the tokens of every prompt's answer."""
-    table = inputs["distributions"].read(columns=["prompt_id", "token_id"])
-    answers: dict[str, list[int]] = {}
-    for name, token in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        answers.setdefault(name, []).append(token)
-    return answers
+    table = inputs["distributions"].read(columns=["prompt_id", "position", "token_id"])
+    tokens = columns.numbers(table["token_id"])
+    starts = np.flatnonzero(columns.numbers(table["position"]) == 0)
+    names = table["prompt_id"].take(starts).to_pylist()
+    answers = np.split(tokens, starts[1:])
+    return {name: answer.tolist() for name, answer in zip(names, answers, strict=True)}
 
 
 class DraftsWorker:
@@ -161,25 +166,52 @@ class DraftsWorker:
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Compare the two on the answers of a shard; return a table of steps for each."""
         measured = {}
-        for name in names:
-            measured[name] = self._compared(name)
-            progress(len(self._answers[name]))
+        for some in self._groups(names):
+            for name, found in zip(some, self._compared(some), strict=True):
+                measured[name] = found
+                progress(len(self._answers[name]))
         schema = schema_with(measured[names[0]])
         return {}, [columns.steps_table(name, found, schema) for name, found in measured.items()]
 
-    def _compared(self, name: str) -> dict[str, np.ndarray]:
+    def _groups(self, names: Sequence[str]) -> list[Sequence[str]]:
+        """Return the texts of a shard in groups that are read together."""
+        longest = max(len(self._answers[name]) for name in names)
+        rows = (2 + self._depths) * longest  # of the target, of each depth, and of q'
+        most = min(TOGETHER[self.target.device.type], LOGITS // (rows * self._rows))
+        size = max(1, most)
+        return [names[at : at + size] for at in range(0, len(names), size)]
+
+    def _compared(self, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the columns of each text; several are read together, padded before the prompt."""
         import torch
 
-        from pipeline.drafters.pairs import read_pair
+        from pipeline.drafters.pairs import read_pairs
+
+        texts = [[*self._prompts[name], *self._answers[name][:-1]] for name in names]
+        width = max(map(len, texts))
+        padded = [[0] * (width - len(text)) + text for text in texts]
+        ids = torch.tensor(padded, device=self.target.device)
+        padding = None
+        if len(texts) > 1:
+            before = [width - len(text) for text in texts]
+            padding = torch.tensor(before, device=self.target.device)
+        keep = max(len(self._answers[name]) for name in names)
+        logits, drafts, completed = read_pairs(
+            self.target, self.drafter, ids, keep, self._depths, padding
+        )
+        for row, name in enumerate(names):
+            part = slice(-len(self._answers[name]), None), slice(self._rows)
+            of_drafts = [draft[row][part] for draft in drafts]
+            rest = None if completed is None else completed[row][part]
+            yield self._columns(name, logits[row][part], of_drafts, rest)
+
+    def _columns(
+        self, name: str, target: Tensor, drafts: Sequence[Tensor], completed: Tensor | None
+    ) -> dict[str, np.ndarray]:
+        """Return the columns of an answer from logits (n, V) of both models."""
         from pipeline.models.logit_comparison import compare_logits
         from pipeline.models.logit_statistics import logit_statistics
 
-        prompt = self._prompts[name]
-        answer = self._answers[name]
-        ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.target.device)
-        read = read_pair(self.target, self.drafter, ids, len(answer), self._depths)
-        target, *drafts = (logits[:, : self._rows] for logits in (read[0], *read[1]))
-        completed = None if read[2] is None else read[2][:, : self._rows]
         of_drafter = logit_statistics(drafts[0], min(DRAFT_K, self._rows), self._temperature)
         found = logit_statistics(target, self._k, self._temperature)
         found |= {f"draft_{column}": values for column, values in of_drafter.items()}
@@ -191,7 +223,7 @@ class DraftsWorker:
             )
         found |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
         measured = {column: values.cpu().numpy() for column, values in found.items()}
-        return measured | {"token_id": np.array(answer)}
+        return measured | {"token_id": np.array(self._answers[name])}
 
     def metadata(self, _: Sequence[Json]) -> Json:
         """Return the record's metadata on the pair and the run."""

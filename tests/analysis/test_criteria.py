@@ -104,7 +104,7 @@ def test_rules_of_the_documentation(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_rules", raising=False)
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    confident, perplexity = (build(*yaml.safe_load(block).values()) for block in blocks)
+    confident, perplexity, context = (build(*yaml.safe_load(block).values()) for block in blocks)
     assert to_mapping(perplexity) == {"_target_": "my_rules.Perplexity", "share": 0.9}
     p = -np.sort(-dirichlet(0, 200, 30, 0.03))
     dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
@@ -122,6 +122,13 @@ def test_rules_of_the_documentation(tmp_path, monkeypatch):
     assert np.isposinf(short.upper[unknown]).all()
     assert (short.lower[:, 0] <= found.lower[:, 1] * (1 + 1e-11)).all()
     assert (short.upper[:, 0] >= found.lower[:, 1] * (1 - 1e-11)).all()
+    logits = np.random.default_rng(3).normal(0, 6, (200, 30))
+    dist = TopK.from_logits(logits)
+    counts = certify(dist, [context, Mars(0.85), Mars(0.95)]).accepted_count
+    by_context = np.where(dist.entropy > 1.0, counts[:, 1], counts[:, 2])
+    np.testing.assert_array_equal(counts[:, 0], by_context)
+    assert (counts[:, 0] != counts[:, 1]).any()
+    assert (counts[:, 0] != counts[:, 2]).any()
 
 
 class Own(Rule):

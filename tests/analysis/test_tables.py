@@ -15,12 +15,13 @@ from analysis.acceptance.target_statistics import certificate_statistics, top_st
 from analysis.report import paper_tables, published
 from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
+from analysis.report.published_claims import claims_table
 from analysis.report.published_table import compare, outside, published_section, published_table
 from analysis.report.results import Results
 from analysis.report.table import Table, cells_to_grid, csv_text, latex
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
-from analysis.rules import Multiplicative, Rule, StrictGreedy, Threshold
+from analysis.rules import Multiplicative, Rule, StrictGreedy, Threshold, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
@@ -309,3 +310,62 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
     (line,) = outside(without)
     count = len(without[without["table"] == "5 and 6"])
     assert f"Tables 5 and 6 {count} of {count}." in line
+
+
+def paper_as_study():
+    """The paper's own cells in the place of a study's."""
+    cells = [
+        {
+            "target": PAPER,
+            "row": row.label if isinstance(row, Rule) else str(row),
+            "statistic": column,
+            "value": value,
+            "published": value,
+            "censored": False,
+        }
+        for _, row, column, value in published.printed_rows(PAPER)
+    ]
+    return pd.DataFrame(cells)
+
+
+def test_what_the_paper_says_in_words_stands_beside_its_own_cells():
+    """Of Qwen3-1.7B: cells of Tables 2 to 5 put together by hand."""
+    wanted = {
+        "median, m = 2 / greedy": f"{0.962 / 0.559:.2f}",
+        "p5, t = 0.05 − greedy, nats": f"{0.011 - 0.006:.3f}",
+        "p5, α = 0.7 − greedy, nats": f"{0.027 - 0.006:.3f}",
+        "p5, m = 2 / m = 8": f"{0.037 / 0.057:.2f}",  # the second row: t = 0.2
+        "tokens, ε = 0.5, fewest of a rule": "2.16",
+        "tokens, ε = 0.5, most of a rule": "4.61",
+    }
+    table = claims_table(paper_as_study(), [])
+    cells = table.cells.reset_index("number").set_index("number")
+    for column in ("ours", "by its tables"):
+        assert dict(zip(cells.index, cells[column], strict=True)) == wanted
+    assert cells.loc["p5, m = 2 / m = 8", "ours"].tolist() == ["0.75", "0.65"]
+    assert len(table.data) == len(wanted) + 1
+
+
+def test_a_sentence_without_its_rules_is_left_out_and_a_cut_length_is_a_bound():
+    cells = paper_as_study()
+    cells["censored"] = cells["statistic"].eq(0.5)
+    cells["value"] *= 2
+    table = claims_table(cells[cells["row"] != Tree(2).label], [])
+    assert "median, m = 2 / greedy" not in table.data["quantity"].tolist()
+    lengths = table.data[table.data["quantity"].str.startswith("tokens")]
+    assert lengths["value"].tolist() == [4.32, 9.22]
+    assert table.cells["ours"].str.startswith("≥ ").tolist()[-2:] == [True, True]
+    assert table.cells["ours"].str.startswith("≥ ").sum() == 2
+    assert claims_table(cells[cells["row"] == "1"], []) is None
+
+
+def test_steps_of_figure_1_are_counted_in_its_last_bar():
+    """Three of eight steps lie above 0.975; 0.975 itself does not."""
+    probability = np.array([0.976, 0.99, 1.0, 0.975, 0.9, 0.5, 0.4, 0.3])
+    bootstrap = PromptBootstrap(np.repeat([0, 1], 4), 40, 0.95, 0)
+    target = Target(PAPER, {}, bootstrap, np.zeros(8, np.int32), [], top={1: probability})
+    table = claims_table(paper_as_study(), [target, replace(target, label="another")])
+    rows = table.data.set_index("quantity")
+    assert rows.loc["steps with p₀ > 0.975", "value"] == 3 / 8
+    assert rows.loc["steps", "value"] == 8
+    assert set(table.data["target"]) == {PAPER}

@@ -147,6 +147,14 @@ def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices():
             assert tokens < token_bounds.tunstall_upper(h, width, k, tight=False)
 
 
+def test_tokens_of_optimal_trees_grow_as_log_k_over_the_entropy():
+    """G = log k / H[R] + O(1): each doubling of k adds log 2 / H[R] tokens in the end."""
+    rates = [0.6, 0.25, 0.1, 0.05]
+    added = math.log(2) / token_bounds.index_entropy(np.array(rates))
+    tokens = [tree_tokens_per_call(optimal(rates, 2**power), rates) for power in range(6, 14)]
+    np.testing.assert_allclose(np.diff(tokens), added, rtol=0.02)
+
+
 def test_lemma_4_3_by_hand_and_in_the_limit():
     rates = np.array([0.5, 0.25])
     h = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from analysis import Steps, TopK, certify, judge, rules, typical_acceptance
+from analysis import Steps, TopK, certify, judge, rules, topk, typical_acceptance
 from analysis.acceptance import typical
 from analysis.acceptance.typical import usual_statistics
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -168,7 +168,7 @@ def test_directions_depend_on_the_seed_and_the_step_alone(monkeypatch):
     np.testing.assert_array_equal(share[:10], typical_acceptance(dist[:10], "greedy", 0.3))
     np.testing.assert_array_equal(share, typical_acceptance(dist, EIGHT, 0.3)[:, 0])
     assert (share != typical_acceptance(dist, "greedy", 0.3, seed=1)).any()
-    monkeypatch.setattr(typical, "ROWS", 7)
+    monkeypatch.setattr(topk, "PART", 7)
     np.testing.assert_array_equal(share, typical_acceptance(dist, "greedy", 0.3))
     each = typical_acceptance(dist, "greedy", np.linspace(0, 1, 30))
     assert each[9] == typical_acceptance(dist, "greedy", 9 / 29)[9]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.decoding import verification
 from pipeline.models import recorded_passes
 from pipeline.models.loading import load_model
 from tests.pipeline import tiny
@@ -21,6 +22,10 @@ def target(model):
 
 @pytest.fixture(params=["growing", pytest.param("fixed", marks=pytest.mark.thorough)])
 def buffers(request, monkeypatch):
-    """The cache of a CPU, which grows, and that of recorded passes, here without recording."""
+    """The cache of a CPU, which grows, and that of recorded passes, here without recording.
+
+    With the latter, drafts are verified as on a GPU: tests and draws at all nodes.
+    """
     monkeypatch.setattr(recorded_passes, "FIXED_ON_CPU", request.param == "fixed")
+    monkeypatch.setattr(verification, "ALL_NODES_ON_CPU", request.param == "fixed")
     return request.param

@@ -16,6 +16,7 @@ from pipeline.drafters.pairs import read_pair
 from pipeline.models import logit_comparison as compare
 from pipeline.models.logit_comparison import compare_logits
 from pipeline.models.tokens import check_same_tokens, common_rows
+from pipeline.stages import drafts as drafts_stage
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from tests import divergences
 from tests.analysis.cases import noisy, stored_columns
@@ -310,3 +311,48 @@ def test_padded_rows_are_left_out_where_both_models_have_all_tokens():
         assert common_rows(target, drafter, 90, "A and B") == rows
     with pytest.raises(PipelineError, match=r"A and B: .* 100 and 89 rows"):
         common_rows(100, 89, 90, "A and B")
+
+
+@pytest.mark.parametrize("together", [2, 3])
+@pytest.mark.parametrize("kind", ["model", "head", "reduced head"])
+def test_texts_that_are_read_together_are_read_as_each_alone(tmp_path, monkeypatch, kind, together):
+    """Padded before the prompt: answers of other lengths, and a head at every depth."""
+    drafter = random_model(VOCAB, seed=2)
+    if kind != "model":
+        drafter = heads.random_head(TARGET, torch.arange(0, VOCAB, 2) if "red" in kind else None)
+    alone = made(tmp_path / "alone", monkeypatch, drafter, temperature=0.5)
+    monkeypatch.setitem(drafts_stage.TOGETHER, "cpu", together)
+    with monkeypatch.context() as change:
+        read = []
+        plainly = pairs.read_pairs
+        change.setattr(pairs, "read_pairs", lambda *x: read.append(len(x[2])) or plainly(*x))
+        found = made(tmp_path / "together", change, drafter, temperature=0.5)
+    assert read == [2, 1]  # of shards of two
+    wanted, table = alone.read().to_pandas(), found.read().to_pandas()
+    assert list(table) == list(wanted)
+    for name in table:
+        values = [np.stack(frame[name]) for frame in (table, wanted)]
+        if values[0].dtype.kind == "f":
+            np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-5, err_msg=name)
+        else:
+            np.testing.assert_array_equal(*values, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+@torch.inference_mode()
+def test_what_stands_in_the_padding_does_not_matter(kind):
+    drafter = neural(heads.random_head(TARGET) if kind == "head" else TARGET)
+    ids = torch.tensor([[3, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
+    padding = torch.tensor([2, 0])
+    first, again = (
+        pairs.read_pairs(TARGET, drafter, torch.where(ids == 3, token, ids), 3, 2, padding)
+        for token in (3, 9)
+    )
+    alone = read_pair(TARGET, drafter, ids[:1, 2:], 3, 2)
+    for found, wanted, single in zip(
+        [first[0], *first[1]], [again[0], *again[1]], [alone[0], *alone[1]], strict=True
+    ):
+        torch.testing.assert_close(found[0], single, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0)
+        assert not torch.equal(found[1], wanted[1])
+        assert found.isfinite().all()

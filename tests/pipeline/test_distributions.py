@@ -14,7 +14,13 @@ from pipeline.core.workers import out_of_memory
 from pipeline.inputs import artifact_readers as stored
 from pipeline.models import loading as models
 from pipeline.models.batch_decoding import choose, uniforms
-from pipeline.models.logit_statistics import STATISTICS, argmax, logit_statistics, top_k
+from pipeline.models.logit_statistics import (
+    STATISTICS,
+    _top_k_by_counting,
+    argmax,
+    logit_statistics,
+    top_k,
+)
 from tests.pipeline import tiny
 
 
@@ -33,6 +39,7 @@ def prompt_ids(root):
     return dict(zip(table["prompt_id"].to_pylist(), table["token_ids"].to_pylist(), strict=True))
 
 
+@pytest.mark.usefixtures("buffers")
 @pytest.mark.parametrize(("changes", "tolerance"), [
     ({"attention": "sdpa"}, 2e-5),
     ({"attention": "sdpa", "dtype": "bfloat16"}, 0.25),
@@ -69,6 +76,7 @@ def test_trajectory_rescored_without_cache_or_padding(model, source, tmp_path, c
             assert row.entropy == pytest.approx(stats.entropy(logits.softmax(0)), abs=tolerance * 4)
 
 
+@pytest.mark.usefixtures("buffers")
 def test_greedy_tokens_equal_generate(model, source, tmp_path):
     _, table = dump(model, source, tmp_path, batch=6)
     plain = AutoModelForCausalLM.from_pretrained(model)
@@ -80,6 +88,7 @@ def test_greedy_tokens_equal_generate(model, source, tmp_path):
         assert found.tolist() == out[0, len(ids) :].tolist()
 
 
+@pytest.mark.usefixtures("buffers")
 def test_answers_stop_with_an_end_token_and_leave_the_batch(source, tmp_path):
     """In float32: the step that emits it is the last row; those that go on are as without it."""
     model = tiny.write_model(tmp_path / "model")
@@ -101,6 +110,7 @@ def test_answers_stop_with_an_end_token_and_leave_the_batch(source, tmp_path):
     assert max(lengths) > 24
 
 
+@pytest.mark.usefixtures("buffers")
 def test_sampling_does_not_depend_on_the_batch(model, source, tmp_path):
     sampled = {"temperature": 1.5, "seed": 3}
     (_, one), (_, six) = (
@@ -159,6 +169,19 @@ def test_top_k_orders_ties_by_id():
         assert found.tolist() == row[expected.copy()].tolist()
     for rows in (logits, logits.double(), logits.bfloat16(), logits.T.contiguous().T):
         assert argmax(rows).tolist() == ids[:, 0].tolist() == top_k(rows, 1)[1][:, 0].tolist()
+
+
+@pytest.mark.parametrize("k", [2, 7, 39, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_top_k_by_counting_is_the_same(dtype, k):
+    logits = torch.randint(0, 4, (50, 40), generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[:10, ::2] = logits[20:22, 1:] = -torch.inf
+    logits[30:] = torch.randn((20, 40), generator=torch.Generator().manual_seed(1)).to(dtype)
+    for found, wanted in zip(_top_k_by_counting(logits, k), top_k(logits, k), strict=True):
+        assert found.tolist() == wanted.tolist()
+    logits[3] = torch.nan  # which its entropy tells
+    assert ((ids := _top_k_by_counting(logits, k)[1]) >= 0).all()
+    assert (ids < 40).all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -54,7 +54,6 @@ class Layer(nn.Module):
         super().__init__()
         self.norm_before_residual = norm_before_residual
         self.head_dim: int = config.head_dim
-        self.groups: int = config.num_attention_heads // config.num_key_value_heads
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -64,7 +63,10 @@ class Layer(nn.Module):
     def project(
         self, embedded: Tensor, hidden: Tensor, rotation: Rotation
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, heads, n, head_dim); groups share keys and values."""
+        """Return queries, keys and values (B, heads, n, head_dim).
+
+        There are fewer heads of keys and values: each serves a group of queries.
+        """
         both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
         projections = (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj)
         q, k, v = (
@@ -72,7 +74,7 @@ class Layer(nn.Module):
             for projection in projections
         )
         q, k = apply_rotary_pos_emb(q, k, *rotation)
-        return q, k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
+        return q, k, v
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """Return the output (B, n, d) from the result of attention (B, heads, n, head_dim)."""
@@ -114,30 +116,36 @@ class Eagle3Module(nn.Module):
 
 
 def teacher_forced_outputs(
-    head: Eagle3Module, embedded: Tensor, hidden: Tensor, depth: int
+    head: Eagle3Module, embedded: Tensor, hidden: Tensor, depth: int, padding: Tensor | None = None
 ) -> list[Tensor]:
     """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
 
     At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
     own draft at depths 2 to d. The first token has no entry, so what the first d tokens give at
-    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, and the target's hidden
-    states (B, n, layers, d) after each.
+    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, the target's hidden
+    states (B, n, layers, d) after each, and the columns of `padding` (B,) before each text, None
+    for none.
     """
     n = embedded.shape[1]
-    at = torch.arange(n, device=embedded.device)
-    rotation = head.rotation(at[None], embedded)
+    column = torch.arange(n, device=embedded.device)
+    at = column[None]  # (B or 1, n) of each token in its text
+    if padding is not None:
+        at = column - padding[:, None]
+        hidden = hidden.masked_fill((at < 0)[:, :, None, None], 0)  # they may be NaN
+    rotation = head.rotation(at.clamp(min=0), embedded)
     features = head.fuse(pad(hidden[:, :-1], (0, 0, 0, 0, 1, 0)))  # of the token before
     keys = list[Tensor]()
     values = list[Tensor]()
     outputs = list[Tensor]()
     for d in range(depth):
         q, k, v = head.midlayer.project(embedded, features, rotation)
-        keys.append(k)
-        values.append(v)
+        groups = q.shape[1] // k.shape[1]
+        keys.append(k.repeat_interleave(groups, 1))
+        values.append(v.repeat_interleave(groups, 1))
         q = q * q.shape[-1] ** -0.5
-        seen = (at >= 1) & (at <= at[:, None] - d)
-        seen[0, 0] = True  # nothing to look at would be NaN
-        scores = [(q @ keys[0].transpose(2, 3)).masked_fill(~seen, -torch.inf)]
+        seen = (at >= 1)[:, None] & (column <= column[:, None] - d)
+        seen |= (at < 1)[:, :, None] & (column == column[:, None])  # nothing to see would be NaN
+        scores = [(q @ keys[0].transpose(2, 3)).masked_fill(~seen[:, None], -torch.inf)]
         draft = range(1, d + 1)  # the depths of its own draft
         scores += [(q * _earlier(keys[j], d - j)).sum(-1, keepdim=True) for j in draft]
         weights = torch.cat(scores, -1).softmax(-1)
@@ -229,7 +237,7 @@ class Eagle3Drafter:
         rotation = self.head.rotation(positions + 1, features)
         q, k, v = layer.project(self.embed(ids), features, rotation)
         keys, values = cache.layers[0].update(k, v)
-        attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
         outputs = layer.finish(attended, features)
         return self.logits(outputs[:, -keep:]), outputs
 
@@ -240,9 +248,8 @@ class Eagle3Drafter:
 
     def cache_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
-        layer = self.head.midlayer.self_attn
-        width = 2 * layer.k_proj.out_features * self.head.midlayer.groups
-        return width * layer.k_proj.weight.element_size()
+        keys = self.head.midlayer.self_attn.k_proj
+        return 2 * keys.out_features * keys.weight.element_size()
 
 
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -29,7 +31,7 @@ from analysis.report.table import concat_targets
 from analysis.rule_config import build
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import top_probability
-from analysis.topk import Floats, TopK
+from analysis.topk import Floats
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Inputs, Task
 from pipeline.drafters import NAMES, kind_of
@@ -41,6 +43,12 @@ UNNAMED = "log"  # conf/target/log.yaml
 # of stage acceptance, frame: file
 ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown", "sources": "sources"}
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
+STEP_BYTES = 18  # of a rule at a step: two ends and two flags
+HELD = 2**27  # bytes of a target's steps that are held by rule
+COMPARED_BYTES = 40  # of a rule at a step beside its closed forms
+COMPARED = 2**30  # bytes of them that are held
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +58,24 @@ class Source:
     label: str
     tasks: Mapping[str, Task]
     artifacts: Mapping[str, Artifact]
+
+
+class ByRule(Mapping[Key, Value]):
+    """What is stored of the steps of each rule, read when it is asked for; the last are held."""
+
+    def __init__(self, keys: Mapping[Key, Rule], steps: int, read: Callable[[Rule], Value]) -> None:
+        """Read nothing yet."""
+        self._keys = keys
+        self._read = lru_cache(max(1, HELD // (STEP_BYTES * steps)))(read)
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._read(self._keys[key])
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,21 +188,20 @@ def read_target(report: Task, source: Source, rules: Sequence[Rule]) -> Target:
     tokens = numbers(steps["token_id"])
     first_steps = steps["prompt_id"].take(trajectories.starts)
     drafts = source.artifacts.get("drafts")
-    dist = stored.read_distributions(artifact)
-    top, logit_gap, undefined = _of_distributions(dist, rules)
+    top, logit_gap, undefined = _of_distributions(artifact, rules)
     return Target(
         label=source.label,
-        certificates={rule: _certificates(source, rule) for rule in rules},
+        certificates=_certificates(source, rules, len(steps)),
         bootstrap=bootstrap,
         tokens=tokens,
         prompt_texts=_prompt_texts(source, first_steps.to_pylist()),
-        dist=dist,
+        dist=stored.StoredDistributions(artifact),
         top=top,
         logit_gap=logit_gap,
         undefined=undefined,
         words=token_texts(task, artifact, np.unique(tokens).tolist()),
         kl=None if drafts is None else stored.drafted_kl(drafts),
-        judged=_judgements(source, rules),
+        judged=_judgements(source, rules, len(steps)),
     )
 
 
@@ -186,46 +211,46 @@ def _prompt_texts(source: Source, prompt_ids: Sequence[str]) -> list[str]:
     return [texts[prompt] for prompt in prompt_ids]
 
 
-def _certificates(source: Source, rule: Rule) -> tuple[Floats, Floats]:
-    ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
-    return numbers(ends["lower"]), numbers(ends["upper"])
+def _certificates(
+    source: Source, rules: Sequence[Rule], steps: int
+) -> Mapping[Rule, tuple[Floats, Floats]]:
+    def read(rule: Rule) -> tuple[Floats, Floats]:
+        ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
+        return numbers(ends["lower"]), numbers(ends["upper"])
+
+    return ByRule({rule: rule for rule in rules}, steps, read)
 
 
-def _judgements(source: Source, rules: Sequence[Rule]) -> dict[str, Judgement]:
+def _judgements(source: Source, rules: Sequence[Rule], steps: int) -> Mapping[str, Judgement]:
     """Return what stage acceptance judged of strict greedy and of each rule; nothing without it."""
     if "acceptance" not in source.artifacts:
         return {}
-    judged = {}
-    for rule in dict.fromkeys([StrictGreedy(), *rules]):
+
+    def read(rule: Rule) -> Judgement:
         columns = ["lower", "upper", "accepted", "certified"]
         table = source.artifacts["acceptance"].read(columns=columns, rule=rule.label)
         lower, upper, accepted, certified = map(numbers, table.columns)
-        judged[rule.label] = Judgement(rule, lower, upper, accepted, certified)
-    return judged
+        return Judgement(rule, lower, upper, accepted, certified)
+
+    return ByRule({rule.label: rule for rule in (StrictGreedy(), *rules)}, steps, read)
 
 
 def _of_distributions(
-    dist: TopK, rules: Sequence[Rule]
+    artifact: Artifact, rules: Sequence[Rule]
 ) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
-    """Return `top`, `logit_gap` and `undefined` of a target, computed block by block."""
-    ranks = [k for k in RANKS if k <= dist.k]
+    """Return `top`, `logit_gap` and `undefined` of a target, computed part by part."""
+    ranks = [k for k in RANKS if k <= artifact.facts["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     probabilities = []
     gaps = []
-    for block in blocks(dist):
-        part = dist[block]
+    for _, part in stored.chunks(artifact):
         probabilities.append(top_probability(part, ranks))
-        gaps.append(part.log_probs[:, 0] - part.log_probs[:, min(1, dist.k - 1)])
+        gaps.append(part.log_probs[:, 0] - part.log_probs[:, min(1, part.k - 1)])
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(part).sum())
     by_rank = np.ascontiguousarray(np.concatenate(probabilities).T)
     return dict(zip(ranks, by_rank, strict=True)), np.concatenate(gaps), undefined
-
-
-def blocks(steps: TopK) -> list[slice]:
-    """Return slices of steps that are computed with at once."""
-    return [slice(at, at + stored.ROWS) for at in range(0, len(steps), stored.ROWS)]
 
 
 def read_results(
@@ -272,18 +297,34 @@ def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
     """Yield the steps that certificates and closed forms are compared over; none of a log."""
     if source.artifacts["distributions"].metadata.get("log") is not None or target.dist is None:
         return
+    rules = [
+        rule
+        for rule in target.certificates
+        if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
+    ]
+    at_once = max(1, COMPARED // (COMPARED_BYTES * len(target.dist)))
+    for begin in range(0, len(rules), at_once):
+        frames = _compared(target, source, rules[begin : begin + at_once])
+        for rule in list(frames):
+            yield rule, pd.concat(frames.pop(rule), ignore_index=True)
+
+
+def _compared(
+    target: Target, source: Source, rules: Sequence[Rule]
+) -> dict[Rule, list[pd.DataFrame]]:
+    """Return `compared_steps` of some rules part by part, from one pass over the distributions."""
     columns = []
-    for rule, ends in target.certificates.items():
-        if rule.judges_tokens or type(rule) is Tree:  # a user's own tree has no closed form
-            names = ["active_size", "accepted_count"]
-            table = source.artifacts["certificates"].read(columns=names, rule=rule.label)
-            counts = numbers(table["accepted_count"].fill_null(-1))
-            columns.append((rule, ends, numbers(table["active_size"]), counts))
-    frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in columns}
-    for at in blocks(target.dist):
-        part = target.dist[at]
+    for rule in rules:
+        names = ["active_size", "accepted_count"]
+        table = source.artifacts["certificates"].read(columns=names, rule=rule.label)
+        counts = numbers(table["accepted_count"].fill_null(-1))
+        columns.append((rule, target.certificates[rule], numbers(table["active_size"]), counts))
+    frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule in rules}
+    begin = 0
+    for _, part in stored.chunks(source.artifacts["distributions"]):
+        at = slice(begin, begin + len(part))
+        begin += len(part)
         for rule, (lower, upper), sizes, counts in columns:
             compared = compared_steps(part, rule, (lower[at], upper[at]), sizes[at], counts[at])
             frames[rule].append(compared)
-    for rule in list(frames):
-        yield rule, pd.concat(frames.pop(rule), ignore_index=True)
+    return frames

@@ -83,7 +83,7 @@ def sections_of(content: Content) -> Iterator[Section]:
             tolerated_loss=content.task.settings["margin"],
             confidence=content.task.runtime.statistics.confidence,
         )
-    published = published_section(results)
+    published = published_section(results, content.targets)
     if published is not None:
         yield published
 

@@ -21,6 +21,7 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
+from pipeline.decoding import verification
 from pipeline.decoding.loop import decode
 from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import (
@@ -37,6 +38,15 @@ from tests.analysis.exact import Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU, Markov
 
 ROUNDING = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def one_node_after_the_other(both_caches, monkeypatch):
+    """Numbers of which only comparisons are known can't be sent to a device.
+
+    test_laws.py has the same outcomes of all nodes at once.
+    """
+    monkeypatch.setattr(verification, "ALL_NODES_ON_CPU", False)
 
 
 class Fractions(Markov):

@@ -18,12 +18,19 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
+from pipeline.decoding import verification
 from pipeline.decoding.loop import decode
 from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import TOKEN, InverseCdfSampler, Noise
 from pipeline.decoding.session import scheme_of
 from pipeline.decoding.tree_drafting import Draft
-from pipeline.decoding.verification import RuleVerifier, SpeculativeSampling, apply_rule, asked
+from pipeline.decoding.verification import (
+    RuleVerifier,
+    SampledPath,
+    SpeculativeSampling,
+    apply_rule,
+    asked,
+)
 from pipeline.models.logit_statistics import invert
 from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
@@ -216,3 +223,48 @@ def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position():
         assert path == (0, 1, 2)
         assert token == int(alone(flat, position + 3, sequence(0))[0])
     assert len(np.unique(noise.uniforms[:, TOKEN])) == 41
+
+
+def drawn_children(tree, q, generator):
+    """Children drawn without replacement from (r, V), NOTHING where no token is left."""
+    tokens = torch.full((len(tree),), NOTHING)
+    for row, node in zip(q, verification.inner_nodes(tree), strict=True):
+        children = tree.children[node]
+        count = min(len(children), int((row > 0).sum()))
+        drawn = torch.multinomial(row, count, generator=generator)
+        tokens[list(children[:count])] = drawn
+    return tokens
+
+
+@pytest.mark.parametrize("rule", [None, Mars(0.5)], ids=str)
+@pytest.mark.parametrize("scheme", ["drawn", "proposed", "most probable"])
+@pytest.mark.parametrize("tree", [sequence(0), *TREES], ids=lambda tree: str(tree.parents))
+def test_all_nodes_at_once_have_the_outcomes_of_one_after_the_other(
+    tree, scheme, rule, monkeypatch
+):
+    """With few tokens of probability above 0, so that siblings run out and residuals vanish."""
+    if scheme == "proposed" and not tree.is_chain:
+        pytest.skip("what is proposed is a chain")
+    generator = torch.Generator().manual_seed(5)
+    lengths = set()
+    for seed in range(150):
+        noise = Noise(seed, "p", 12, CPU, len(tree))
+        z = 2 * torch.randn((len(tree) + 1, V), generator=generator)
+        z[:, 6:] = -torch.inf if seed % 2 else z[:, 6:]
+        rows = len(verification.inner_nodes(tree)) if len(tree) else 0
+        noisy = z[:1].repeat(rows, 1) + torch.randn((rows, V), generator=generator)
+        noisy[:, :3] = -torch.inf if seed % 3 else noisy[:, :3]
+        q = torch.softmax(noisy.double(), 1)
+        if seed % 5 == 0:  # equal laws, where only rounding rejects
+            q = torch.softmax(z[[node + 1 for node in verification.inner_nodes(tree)]].double(), 1)
+            q = q[:rows]
+        tokens = drawn_children(tree, q, generator) if rows else torch.zeros(0, dtype=torch.long)
+        draft = Draft(tokens, tree, q if scheme == "drawn" else None)
+        kind = SampledPath if scheme == "most probable" else SpeculativeSampling
+        verifier = kind(1.0, noise, rule)
+        wanted = verifier.verify(z, draft, seed % 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(verification, "ALL_NODES_ON_CPU", not verification.ALL_NODES_ON_CPU)
+            assert verifier.verify(z, draft, seed % 3) == wanted
+        lengths.add(len(wanted[0]))
+    assert len(lengths) > min(tree.depth, 1)
