@@ -214,7 +214,7 @@ class Unordered(Rule):
     low: Annotated[float, Field(ge=0, le=1)]
 
     def cut(self, _):
-        return Threshold(offset=0.3 * (1 - self.low), slope=self.low)
+        return Threshold(offset=0.3 * (1 - self.low), slope=0.9 * self.low)
 
 
 @pytest.mark.parametrize(
