@@ -124,6 +124,75 @@ def test_the_readmes_machines_are_the_measured_ones():
     assert [cells[-1] for cells in printed] == [row["date"] for row in rows]
 
 
+def table_of(text, heading):
+    """The cells of a table's rows, by the beginning of its heading."""
+    lines = text.split(heading)[1].split("\n\n")[0].splitlines()[2:]
+    return [line.strip("| ").split(" | ") for line in lines]
+
+
+def measured_rows(name):
+    with (RESULTS / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def numbers_in(text):
+    return set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", text))
+
+
+def test_the_readme_has_at_most_800_words():
+    assert len((ROOT / "README.md").read_text().split()) <= 800
+
+
+def test_what_carries_over_is_in_the_rows_of_its_question():
+    """Each number of the first table; the row on MARS is that of the scored answers."""
+    rows = measured_rows("carries_over.csv")
+    table = table_of((ROOT / "README.md").read_text(), "| question | measured |")
+    assert list(dict.fromkeys(row["question"] for row in rows)) == [
+        re.sub(r" \(.*?\)", "", question) for question, *_ in table
+    ]
+    for question, measured, _ in table:
+        about = [row for row in rows if row["question"] == re.sub(r" \(.*?\)", "", question)]
+        known = {cell for row in about for cell in row.values()}
+        known |= numbers_in(" ".join(row["quantity"] for row in about))
+        found = numbers_in(re.sub(r"\]\(.*?\)", "", measured))
+        assert found <= known, question
+        assert {row["value"] for row in about} <= found
+    (mars,) = [row for row in measured_rows("smollm2_answers.csv") if row["rule"] == "MARS"]
+    assert [row["value"] for row in rows if "MARS" in row["quantity"]] == [
+        mars["difference_points"].lstrip("-")
+    ]
+
+
+def test_the_readme_has_no_other_numbers():
+    """Beside the two tables: names, versions, the paper's tables, the level."""
+    text = (ROOT / "README.md").read_text()
+    for heading in ("| question | measured |", "| machine | loop |"):
+        text = text.replace(text.split(heading)[1].split("\n\n")[0], "")
+    text = re.sub(r"```[\s\S]*?```|\]\(.*?\)", "", text)
+    text = re.sub(r"^    (?:(?!  #).)*", "", text, flags=re.M)  # commands, not their comments
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest, last = re.findall(r"[>=<]=?(3\.\d+)\b(?!\.)", project["requires-python"])
+    assert f"Python {oldest} to 3.{int(last[2:]) - 1}" in text
+    text = re.sub(r"Python 3\.\d+ to 3\.\d+|Tables 1 to [56]|Figures 1 to 5", "", text)
+    text = re.sub(r"SmolLM2-135M|Qwen3-1\.7B|95 % intervals|drafts of 2|pass of 3", "", text)
+    versions = re.findall(r"^## (\d+\.\d+)\.", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert numbers_in(text) <= set(versions)
+
+
+def test_the_page_says_where_study_quick_runs():
+    (quick,) = settings(["study=quick"])
+    said = {"auto": "take a GPU where there is one", "cpu": "run on the CPU"}
+    assert f"Both {said[quick.device.name]}" in (ROOT / "docs/run.md").read_text()
+
+
+def test_seconds_from_nothing_on_the_page_are_the_measured_ones():
+    table = table_of((ROOT / "docs/run.md").read_text(), "| command | machine | version |")
+    assert table == [
+        [f"`{row['command']}`", row["machine"], row["version"], row["seconds"]]
+        for row in measured_rows("from_nothing.csv")
+    ]
+
+
 def test_the_coverage_of_intervals_on_the_page_is_the_measured_one():
     with (RESULTS / "bootstrap_coverage.csv").open() as file:
         rows = list(csv.DictReader(file))

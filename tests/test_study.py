@@ -46,7 +46,7 @@ def contents(outputs):
 
 def test_the_report_has_the_papers_files_and_names_them(small_study):
     report = small_study.outputs / "report" / "mini"
-    files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "README.md").read_text())
+    files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "docs/run.md").read_text())
     papers = {f"tables/table{number}.csv" for number in range(1, 7)}
     assert papers | {f"figures/figure{number}.pdf" for number in range(1, 6)} <= set(files)
     assert [file for file in files if not (report / file).is_file()] == []
