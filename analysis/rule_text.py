@@ -27,11 +27,15 @@ def rules_from(given: Any) -> list[Rule]:
     >>> [rule.label for rule in rules_from(["greedy", "additive:0.3", "topm_additive m=4 t=0.1"])]
     ['greedy', 'additive t=0.3', 'topm_additive m=4 t=0.1']
     """
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    rules = [rule_from(one) for one in (given if several else [given])]
+    rules = [rule_from(one) for one in (given if is_several(given) else [given])]
     if not rules:
         raise RuleError(f"there is no rule: {ALLOWED}")
     return rules
+
+
+def is_several(given: Any) -> bool:
+    """Whether rules are given as a list, or another sequence."""
+    return isinstance(given, Sequence) and not isinstance(given, str)
 
 
 def rule_from(given: Any) -> Rule:
@@ -62,8 +66,14 @@ def _parsed(text: str) -> Rule:
             "your own class"
         )
     positional = [_number(text, value) for value in values if "=" not in value]
-    pairs = [value.partition("=") for value in values if "=" in value]
-    return BUILT_IN[name](*positional, **{key: _number(text, value) for key, _, value in pairs})
+    named: dict[str, float] = {}
+    for value in values:
+        key, equals, number = value.partition("=")
+        if key in named:
+            raise RuleError(f"rule {text!r} gives {key} twice")
+        if equals:
+            named[key] = _number(text, number)
+    return BUILT_IN[name](*positional, **named)
 
 
 def _number(text: str, value: str) -> float:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .validation import between, described, whole
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
@@ -125,7 +127,7 @@ class TopK:
         """
         full = as_rows("logits", logits)
         k = _stored_count(k, full.shape[1])
-        temperature = _above_zero(temperature)
+        temperature = between("temperature", temperature, 0.0)
         largest = full.max(axis=1)  # of a row with a NaN it is NaN
         _refuse("largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked")
         rows = max(1, LOGITS_AT_ONCE // full.shape[1])
@@ -154,19 +156,21 @@ class TopK:
             ValueError: a shape, type or temperature is impossible, a step does not sum to 1, or the
                 tokens that are not stored have a larger mass than they can have.
         """
-        ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
         given = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
-        columns = {name: np.ascontiguousarray(column) for name, column in given.items()}
+        columns = {
+            name: np.ascontiguousarray(as_array(name, column)) for name, column in given.items()
+        }
+        steps = len(logits)
         for name, column in columns.items():
-            if column.dtype != np.float64 or column.shape != (len(ids),):
+            if column.dtype != np.float64 or column.shape != (steps,):
                 raise ValueError(
-                    f"{name} is {column.dtype} {column.shape}: give ({len(ids)},) float64"
+                    f"{name} is {column.dtype} {column.shape}: give ({steps},) float64"
                 )
-        _check_shapes(ids, logits, vocab_size)
-        dist = cls(
-            ids, logits, **columns, vocab_size=int(vocab_size), temperature=_above_zero(temperature)
-        )
+        vocab_size = whole("vocab_size", vocab_size)
+        ids = _token_ids(top_ids, logits, vocab_size)
+        temperature = between("temperature", temperature, 0.0)
+        dist = cls(ids, logits, **columns, vocab_size=vocab_size, temperature=temperature)
         tail = np.exp(dist.log_tail)
         mass, least = _stored_mass(dist, logits)
         total = tail + mass
@@ -192,19 +196,26 @@ class TopK:
         Values above 0 by the rounding of float32 count as 0.
 
         Raises:
-            ValueError: shapes disagree, values rise or are above 0, an error is below 0 or not
-                finite, or sums of probabilities are too large.
+            ValueError: shapes disagree, an id stands twice in a row, values rise or are above 0, an
+                error is below 0 or not finite, sums of probabilities are too large, or leave more
+                to the other tokens than these can have.
 
         >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
         2
         """
         values = as_rows("log_probs", log_probs).astype(np.float64)
-        off = np.asarray(error, dtype=np.float64)
+        off = as_array("error", error)
+        if off.dtype.kind not in "fiu":
+            raise ValueError(f"error is {described(error)}: give nats, a number or one a value")
+        off = off.astype(np.float64)
         if off.shape not in ((), values.shape):
             raise ValueError(f"error is {off.shape}: give a number, or {values.shape} numbers")
         off = np.broadcast_to(off, values.shape)
-        ids = np.asarray(top_ids, dtype=np.int32)
-        _check_shapes(ids, values, vocab_size)
+        vocab_size = whole("vocab_size", vocab_size)
+        ids = _token_ids(top_ids, values, vocab_size)
+        if (repeated := np.diff(np.sort(ids, axis=1), axis=1) == 0).any():
+            step = int(np.argmax(repeated.any(axis=1)))
+            raise ValueError(f"ids of step {step} has a token twice: give each token once")
         _refuse("error", off, (off >= 0) & np.isfinite(off), "nats, at least 0")
         _refuse("log_probs", values, values <= PRINTED_ERROR, "natural logarithms of probabilities")
         values = np.minimum(values, 0.0)
@@ -212,11 +223,16 @@ class TopK:
         least = np.exp(values - off).sum(axis=1)
         _refuse("sum of probabilities", least, least <= 1.0 + PRINTED_ERROR, "at most 1")
         probs = np.exp(values)
-        others = int(vocab_size) - ids.shape[1]
+        others = vocab_size - ids.shape[1]
         with np.errstate(divide="ignore"):
             log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
         unknown = np.zeros(len(values))
-        dist = cls(ids, None, -values[:, 0], log_tail, unknown, int(vocab_size), 1.0, probs, off)
+        dist = cls(ids, None, -values[:, 0], log_tail, unknown, vocab_size, 1.0, probs, off)
+        _, high = dist.prob_range
+        rest = 1.0 - high.sum(axis=1)
+        possible = rest <= others * high[:, -1] + PRINTED_ERROR
+        allowed = f"at most what the {others} can have, none of them more probable than rank K"
+        _refuse("mass of the other tokens", rest, possible, allowed)
         return replace(dist, entropy=dist.entropy_range[0])
 
     def __len__(self) -> int:
@@ -316,35 +332,54 @@ class TopK:
         return np.asarray(np.exp(-self.top_surprisal))
 
 
-def _above_zero(temperature: float) -> float:
-    if not 0 < temperature < np.inf:
-        raise ValueError(f"temperature={temperature!r} is not allowed: give a number above 0")
-    return float(temperature)
-
-
 def _stored_count(k: int | None, size: int) -> int:
-    if k is not None and not (isinstance(k, int | np.integer) and 1 <= k <= size):
-        raise ValueError(f"k={k!r} is not allowed: give an integer in [1, {size}]")
-    return size if k is None else k
+    return size if k is None else whole("k", k, 1, size)
 
 
-def _check_shapes(ids: NDArray[Any], values: NDArray[Any], vocab_size: int) -> None:
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-        wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise ValueError(f"ids has {wrong}: give token ids in [0, {vocab_size - 1}]")
+def _token_ids(top_ids: ArrayLike, values: NDArray[Any], vocab_size: int) -> NDArray[np.int32]:
+    """Return ids of the shape of the values; ValueError if they are none."""
+    ids = as_array("ids", top_ids)
     if ids.shape != values.shape or values.shape[1] > vocab_size:
         raise ValueError(
             f"ids {ids.shape} and values {values.shape} of {vocab_size} tokens: give both as "
             "(steps, K), K at most the size of the vocabulary"
         )
+    if ids.dtype.kind not in "iu":
+        raise ValueError(f"ids are {ids.dtype}: give integers")
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"ids has {wrong}: give token ids in [0, {vocab_size - 1}]")
+    return ids.astype(np.int32, copy=False)
+
+
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """Return an array, a tensor of PyTorch on any device, or a list of them as a plain array.
+
+    Half precision of a tensor becomes float32, which is exact.
+
+    Raises:
+        ValueError: names what is no array, or has masked values: there is no number to take there.
+    """
+    if isinstance(value, list | tuple) and any(hasattr(part, "ndim") for part in value):
+        value = [as_array(name, part) for part in value]
+    if np.ma.is_masked(value):
+        raise ValueError(
+            f"{name} has masked values: give what is meant there, such as -inf for a token's logit"
+        )
+    try:
+        if hasattr(value, "detach"):  # a tensor, whose library is not imported here
+            value = value.detach().to_dense().cpu()
+            half = value.is_floating_point() and value.element_size() < 4
+            value = (value.float() if half else value).numpy()
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{name} is {described(value)}, which is no array: {said}") from None
 
 
 def as_rows(name: str, value: Any) -> NDArray[Any]:
     """Return an array (steps, vocabulary) of float32 or float64; one row is one step."""
-    if hasattr(value, "detach"):  # a tensor of PyTorch, which is not imported here
-        value = value.detach().cpu()
-        value = value.numpy() if value.element_size() == 8 else value.float().numpy()
-    array = np.atleast_2d(value)
+    array = np.atleast_2d(as_array(name, value))
     if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(
             f"{name} is {array.dtype} {array.shape}: give numbers (steps, vocabulary), or one row"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import pydantic
@@ -74,6 +76,26 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     matches = get_close_matches(name, list(names), n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    """Return an integer in a range; a ValueError names one that is not."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or not least <= int(value) <= most
+    ):
+        allowed = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
+        raise ValueError(f"{name}={described(value)} is not allowed: give an integer {allowed}")
+    return int(value)
+
+
+def between(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """Return a number inside an open range; a ValueError names one that is not."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not low < float(value) < high:
+        allowed = f"above {low:g}" if high == math.inf else f"in ({low:g}, {high:g})"
+        raise ValueError(f"{name}={described(value)} is not allowed: give a number {allowed}")
+    return float(value)
 
 
 def described(value: Any) -> str:

@@ -70,6 +70,8 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
 
     Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
     """
+    if not len(steps):
+        raise ValueError("there are no steps")
     bootstrap = prompt_bootstrap(steps.trajectories.answer_index)
     usual = usual_statistics(steps.target, rules, steps.kl, bootstrap)
     rows = []

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..certificates.certify import certify, check_top_k
-from ..rule_text import rules_from
+from ..rule_text import is_several, rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
-from ..topk import Distributions, Floats, Indices, TopK
-from ..validation import described
+from ..topk import Distributions, Floats, Indices, TopK, as_array
+from ..validation import described, whole
 
 DRAWS = 200  # random directions a step
 DRAWS_OF_MEANS = 50  # the same for means over many steps, whose own spread is far larger
@@ -68,14 +68,16 @@ def typical_acceptance(
         dist: N steps of the target.
         rule: a rule, given as to `certify`, or a list of R.
         kl: KL(p || q) of the drafter in nats, (N,) or one number. Give the KL of each step: the
-            mean in their place says too little. At +inf the share is 0, unless nothing is rejected.
+            mean in their place says too little. At +inf the share is 0, unless nothing is rejected;
+            at 0 a tie with x0 counts as rejected.
         draws: random directions a step.
         seed: of the directions.
         law: of the directions: "normal"; heavier "laplace" and lighter "uniform" tails tell how
             much the answer depends on it.
         tokens: of each step, the most probable ones, that have a direction of their own, as far as
             they are stored. The mass of all others counts as one token of average growth that never
-            leads. Above 1 nat this is optimistic; with the whole vocabulary nothing is left out.
+            leads. This is optimistic above 1 nat, or where the tail has much mass; with the whole
+            vocabulary nothing is left out.
 
     Returns:
         (N,), or (N, R) for a list. 1 where the KL is below the certificate.
@@ -91,16 +93,16 @@ def typical_acceptance(
         check_top_k(dist)
     rules = rules_from(rule)
     eps = _step_kls(kl, len(dist))
-    for name, value in {"draws": draws, "tokens": tokens}.items():
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name}={value!r:.40} is not allowed: give an integer of at least 1")
+    draws = whole("draws", draws)
+    tokens = whole("tokens", tokens)
+    seed = whole("seed", seed, 0)
     if law not in LAWS:
         raise ValueError(f"law={law!r:.40} is not allowed: give one of {', '.join(LAWS)}")
     drawn = partial(_directions, law, draws, seed)
     shares = np.empty((len(dist), len(rules)))
     for at, part in dist.parts():
         shares[at] = _shares(part, at, rules, eps[at], min(tokens, dist.k), drawn)
-    return shares if isinstance(rule, list | tuple) else shares[:, 0]
+    return shares if is_several(rule) else shares[:, 0]
 
 
 def usual_statistics(
@@ -130,14 +132,13 @@ def usual_statistics(
 
 
 def _step_kls(kl: ArrayLike, size: int) -> Floats:
-    try:
-        eps = np.asarray(kl, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"kl is {described(kl)}: give nats, a number or one a step") from None
+    eps = as_array("kl", kl)
+    if eps.dtype.kind not in "fiu":
+        raise ValueError(f"kl is {described(kl)}: give nats, a number or one a step")
     if eps.shape not in ((), (size,)) or not np.all(eps >= 0):
         said = f"least {np.min(eps)}" if eps.shape in ((), (size,)) else f"shape {eps.shape}"
         raise ValueError(f"kl has the {said}: give nats of at least 0, a number or ({size},)")
-    return np.ascontiguousarray(np.broadcast_to(eps, (size,)))
+    return np.ascontiguousarray(np.broadcast_to(eps, (size,)), dtype=np.float64)
 
 
 def _directions(law: str, draws: int, seed: int, step: int, tokens: int) -> Floats:
@@ -166,7 +167,8 @@ def _shares(
     shares = np.where(certain, 1.0, 0.0)
     logs = np.ascontiguousarray(given.log_probs[:, :tokens])
     log_tail = np.logaddexp(given.log_tail, _log_sum(given.log_probs[:, tokens:]))
-    for step in np.flatnonzero(~certain.all(axis=1) & np.isfinite(eps)):
+    # at a KL of 0 the draft is the target: what is not certain is a tie, which counts as rejected
+    for step in np.flatnonzero(~certain.all(axis=1) & np.isfinite(eps) & (eps > 0.0)):
         xi = drawn(int(at[step]), tokens)
         share = accepted_shares(logs[step], log_tail[step], xi, eps[step], limits[step], trees)
         shares[step] = np.where(certain[step], 1.0, share)
@@ -255,7 +257,7 @@ def accepted_shares(
     width = 0
     for r in range(len(limits)):
         if trees[r]:
-            width = max(width, limits[r])
+            width = max(width, min(limits[r], len(logs)))
         else:
             ranks = max(ranks, limits[r])
     crossings = np.empty(width)

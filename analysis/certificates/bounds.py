@@ -135,7 +135,8 @@ def single_upper(p0: ArrayLike, b: ArrayLike = 0.0) -> Floats:
     p0 = np.asarray(p0, dtype=np.float64)
     b = np.asarray(b, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log1p(p0 - b) - np.where(b > 0, b * np.log(p0 / b), 0.0))
+        # b / p0, as p0 / b overflows where b is tiny
+        return np.asarray(np.log1p(p0 - b) + np.where(b > 0, b * np.log(b / p0), 0.0))
 
 
 def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:

@@ -19,7 +19,7 @@ from ..rule_text import rule_from, rules_from
 from ..rules import Tree
 from ..statistics.bootstrap import summarise
 from ..statistics.prompts import prompt_bootstrap
-from ..topk import Floats, TopK
+from ..topk import Floats, TopK, as_array
 from ..validation import described
 from .intervals import certify_rounded, certify_tests
 from .kernel import Certificates
@@ -125,7 +125,7 @@ def certify(
     if accepted is not None:
         if rules is not None:
             raise ValueError("rules and accepted are both given: give one of them")
-        sets = _certify_sets(dist, np.asarray(accepted))
+        sets = _certify_sets(dist, as_array(ACCEPTED, accepted))
         return _named(sets, [ACCEPTED], [math.log(2.0)])  # Theorem 4.6
     chosen = rules_from(() if rules is None else rules)
     check_k(chosen, dist.k, dist.vocab_size)
@@ -160,10 +160,12 @@ def extremal_draft(p: ArrayLike, rule: str | Rule) -> tuple[Floats, float]:
     >>> extremal_draft([0.1, 0.6, 0.3], "tree:2")[0].round(6).tolist()
     [0.333333, 0.333333, 0.333333]
     """
-    q, rule = np.array(p, dtype=np.float64), rule_from(rule)
-    if q.ndim != 1:
-        raise ValueError(f"p has the shape {q.shape}: give the (V,) probabilities of one step")
-    dist = TopK.from_probabilities(q)
+    rule = rule_from(rule)
+    given = as_array("p", p)
+    if given.ndim != 1:
+        raise ValueError(f"p has the shape {given.shape}: give the (V,) probabilities of one step")
+    dist = TopK.from_probabilities(given)
+    q = given.astype(np.float64)
     cost, _, (size,), (n,) = (column[:, 0] for column in certify(dist, rule))
     if not size:
         raise ValueError(f"rule {rule.label!r} rejects nothing at this p")

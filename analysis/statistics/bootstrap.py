@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import Floats, TopK
+from ..topk import Floats, TopK, as_array
 from ..validation import described
 from .estimate import Estimate
 
@@ -225,12 +225,12 @@ def numbered(name: str, labels: Any) -> Integers:
     An array of numbers is numbered in its order, anything else as the labels appear.
 
     Raises:
-        ValueError: they are not one row, or one is missing.
+        ValueError: they are not one row, or one is missing, masked or not hashable.
     """
     import pandas as pd
 
-    if hasattr(labels, "detach"):  # a tensor of PyTorch, which is not imported here
-        labels = labels.detach().cpu().numpy()
+    if hasattr(labels, "detach") or isinstance(labels, np.ndarray):
+        labels = as_array(name, labels)  # of a tensor; without a mask
     counted = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
     if counted and labels.size:
         return np.unique(labels, return_inverse=True)[1].astype(np.intp)
@@ -242,7 +242,10 @@ def numbered(name: str, labels: Any) -> Integers:
         raise ValueError(f"{name}: step {int(values.isna().argmax())} has no label")
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iuf":
         return np.unique(labels, return_inverse=True)[1].astype(np.intp)
-    return pd.factorize(values)[0].astype(np.intp)
+    try:
+        return pd.factorize(values)[0].astype(np.intp)
+    except TypeError as error:
+        raise ValueError(f"{name}: give labels that can be told apart: {error}") from None
 
 
 def simultaneous(
@@ -258,8 +261,9 @@ def simultaneous(
     (the maximum statistic of studentised deviations), and w the `student_factor` of the number of
     `prompts` over the quantile of the normal law. Quantities without spread have no width.
 
-    `draws` are (B, M), paired: a row is one resample. NaN (undefined there) is left out; ends are
-    NaN for a quantity that is undefined, or undefined in all resamples, and for a single prompt.
+    `draws` are (B, M), paired: a row is one resample. What is not finite is left out. Ends are NaN
+    for a quantity that is undefined, or undefined in all resamples, and for a single prompt; they
+    are infinite for one that is. Neither widens the intervals of the others.
 
     >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
     >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95, prompts=10)
@@ -273,7 +277,8 @@ def simultaneous(
         spread = np.sqrt((np.where(defined, draws - mean, 0.0) ** 2).sum(axis=0) / count)
         spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
         away = np.abs(draws - estimates) / spread
-    largest = np.sort(np.where(defined & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
+    counted = defined & (spread > 0) & np.isfinite(estimates)
+    largest = np.sort(np.where(counted, away, 0.0).max(axis=1, initial=0.0))
     c = largest[quantile_rank(confidence, len(largest)) - 1]
     widening = student_factor(confidence, prompts) / NormalDist().inv_cdf((1 + confidence) / 2)
     half = c * widening * spread

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..validation import between, whole
 from .bootstrap import PromptBootstrap, numbered
 
 
@@ -23,11 +24,9 @@ def prompt_bootstrap(
     >>> prompt_bootstrap(["b", "b", "a"], resamples=20).count
     2
     """
-    if resamples < 1:
-        raise ValueError(f"resamples={resamples!r} is not allowed: give an integer of at least 1")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence!r} is not allowed: give a number in (0, 1)")
-    return PromptBootstrap(prompts, resamples, confidence, seed)
+    resamples = whole("resamples", resamples)
+    confidence = between("confidence", confidence, 0.0, 1.0)
+    return PromptBootstrap(prompts, resamples, confidence, whole("seed", seed, 0))
 
 
 def positions(name: str, prompts: Any, steps: int) -> NDArray[np.int32]:

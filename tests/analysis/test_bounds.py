@@ -87,6 +87,9 @@ def test_values_by_hand():
     assert bounds.single_upper(0.5) == pytest.approx(math.log(1.5), rel=1e-15)
     assert bounds.single_upper(0.5, 0.25) == pytest.approx(math.log(1.25) - 0.25 * log2, rel=1e-14)
     assert bounds.single_upper(0.3, 0.3) == 0
+    # p0 / b overflows
+    tiny = bounds.single_upper(1.0, [5e-324, 1e-310, 1e-300])
+    assert tiny == pytest.approx(np.full(3, log2), rel=1e-15)
     assert bounds.g_lower([0.6, 1.0]) == pytest.approx([0.18 + 0.0108, 7 / 12], rel=1e-14)
     assert bounds.g_upper(0.6) == pytest.approx(0.36 / 1.28, rel=1e-14)
     # margin 0.4, s = 0.8: 0.16 / 1.6 + 0.0256 / (12 * 0.512)

@@ -95,11 +95,18 @@ PLAIN, LOGITS, LOG_PROBS = TopK.from_probabilities, TopK.from_logits, TopK.from_
         (LOG_PROBS, [[[0, 1]], [[-0.5, -1.5]], [0.1, 0.1, 0.1], 50], r"error is \(3,\)"),
         (LOG_PROBS, [[[0, 50]], [[-0.5, -1.5]], 0.1, 50], "ids has 50: give token ids in .0, 49"),
         (LOG_PROBS, [[[-1, 1]], [[-0.5, -1.5]], 0.1, 50], "ids has -1"),
+        (LOG_PROBS, [[[0, 1]], np.log([[0.3, 0.2]]), 0.001, 4], "of the other tokens of step 0"),
+        (LOG_PROBS, [[[0, 1]], np.log([[0.6, 0.39]]), 0.001, 2], "of the other tokens of step 0"),
     ],
 )
 def test_what_is_no_distribution_is_refused(make, given, message):
     with pytest.raises(ValueError, match=message):
         make(*given)
+
+
+@pytest.mark.parametrize(("size", "p"), [(5, [0.3, 0.2]), (2, [0.6, 0.3999])])
+def test_a_vocabulary_that_can_have_the_rest_is_taken(size, p):
+    assert LOG_PROBS([[0, 1]], np.log([p]), 0.001, size).vocab_size == size
 
 
 H = np.log(4)  # of four equal tokens, of which three are stored

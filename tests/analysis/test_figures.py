@@ -13,6 +13,7 @@ from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import survival_figure
 from analysis.report.style import render
 from analysis.rule_config import expand
+from analysis.rules import Rule, Threshold
 from analysis.statistics.bootstrap import PromptBootstrap
 
 from . import test_decoding_metrics
@@ -43,6 +44,28 @@ def target(rules, seed=0):
 def drawn(number):
     figure = survival_figure(number, [target(RULES), target(RULES, 1)])
     return figure.draw()
+
+
+class Half(Rule):
+    """Accept half of it: p > p0 / 2."""
+
+    def cut(self, _):
+        return Threshold(slope=0.5, offset=0.0)
+
+
+def test_a_rule_of_the_users_is_a_curve_of_figure_2_alone():
+    own = [*RULES, Half()]
+    labels = {
+        number: [
+            str(line.get_label())
+            for line in survival_figure(number, [target(own)]).draw().axes[0].lines
+        ]
+        for number in (2, 3)
+    }
+    assert "Accept half of it" in labels[2]
+    assert "Accept half of it" not in labels[3]
+    assert "of your own" in survival_figure(2, [target(own)]).caption
+    assert "of your own" not in survival_figure(2, [target(RULES)]).caption
 
 
 def test_files_are_equal_byte_for_byte_with_embedded_fonts_and_no_date_or_version():

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import UserList
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,16 @@ import pytest
 import torch
 
 import analysis
-from analysis import RuleError, Steps, TopK, certify, judge, prompt_bootstrap, rules
+from analysis import (
+    RuleError,
+    Steps,
+    TopK,
+    certify,
+    judge,
+    prompt_bootstrap,
+    rules,
+    typical_acceptance,
+)
 from analysis.acceptance.drafter import rule_statistics
 from analysis.certificates.certify import extremal_draft
 from analysis.rule_text import rule_from, rules_from
@@ -118,6 +128,23 @@ WRONG = [
     (lambda: judge(Steps.from_logits(Z, W), 3), RuleError, "3 is not a rule"),
     (lambda: prompt_bootstrap(LABELS, resamples=0), ValueError, "resamples=0"),
     (lambda: prompt_bootstrap(LABELS, confidence=1), ValueError, "confidence=1"),
+    (lambda: TopK.from_logits(Z, True), ValueError, "k=True"),
+    (lambda: TopK.from_logits(Z, temperature="1"), ValueError, "temperature='1'"),
+    (lambda: TopK.from_logits(torch.eye(2).to(torch.complex128)), ValueError, "logits is complex"),
+    (lambda: TopK.from_logits([[1.0], [1.0, 2.0]]), ValueError, "logits is [[1.0], [1.0, 2.0]]"),
+    (lambda: TopK.from_log_probs([[0]], [[-1]], 0, None), ValueError, "vocab_size=None"),
+    (lambda: TopK.from_log_probs([[0]], [[-1]], 0, True), ValueError, "vocab_size=True"),
+    (lambda: TopK.from_log_probs([[0.7]], [[-1]], 0, 9), ValueError, "ids are float64"),
+    (lambda: TopK.from_log_probs([[1 << 32]], [[-1]], 0, 9), ValueError, "ids has 4294967296"),
+    (lambda: TopK.from_log_probs([[1, 1]], [[-1, -2]], 0, 9), ValueError, "token twice"),
+    (lambda: TopK.from_log_probs([[1]], [[-1]], "x", 9), ValueError, "error is 'x'"),
+    (lambda: typical_acceptance(DIST, "greedy", 0.1, draws=True), ValueError, "draws=True"),
+    (lambda: typical_acceptance(DIST, "greedy", 0.1, seed=1.5), ValueError, "seed=1.5"),
+    (lambda: prompt_bootstrap(LABELS, resamples=1.5), ValueError, "resamples=1.5"),
+    (lambda: prompt_bootstrap(LABELS, seed=-1), ValueError, "seed=-1"),
+    (lambda: prompt_bootstrap([[1], [2]]), ValueError, "prompts: give labels"),
+    (lambda: certify(DIST, "additive t=0.3 t=0.4"), RuleError, "t twice"),
+    (lambda: Steps.from_logits(Z[:0], W[:0]).table("greedy"), ValueError, "no steps"),
 ]
 
 
@@ -128,6 +155,47 @@ def test_an_error_is_one_line_that_names_what_is_wrong(call, kind, named):
     assert caught.type is kind
     assert "\n" not in str(caught.value)
     assert not re.search(r"distributions\.|pydantic", str(caught.value))
+
+
+MASKED = np.ma.masked_array([[3.0, 2.0, 1.0, 0.0]], mask=[[0, 0, 0, 1]])
+IDS = np.ma.masked_array([[0, 1]], mask=[[0, 1]])
+FOUR = TopK.from_logits(MASKED.data)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("logits", lambda: TopK.from_logits(MASKED)),
+        ("logits", lambda: TopK.from_logits([MASKED[0]])),
+        ("p", lambda: TopK.from_probabilities(MASKED / 6)),
+        ("p", lambda: extremal_draft(MASKED[0] / 6, "greedy")),
+        ("ids", lambda: TopK.from_log_probs(IDS, [[-1, -2]], 0.1, 9)),
+        ("log_probs", lambda: TopK.from_log_probs([[0, 1]], IDS - 1.0, 0.1, 9)),
+        ("error", lambda: TopK.from_log_probs([[0, 1]], [[-1, -2]], 0.1 * IDS, 9)),
+        ("draft_logits", lambda: Steps.from_logits(MASKED.data, MASKED)),
+        ("accepted", lambda: certify(FOUR, accepted=MASKED > 0)),
+        ("kl", lambda: typical_acceptance(FOUR, "greedy", MASKED[0, 3:])),
+        ("prompts", lambda: prompt_bootstrap(MASKED[0])),
+    ],
+)
+def test_masked_values_are_refused_by_name(name, call):
+    with pytest.raises(ValueError, match=f"^{name} has masked values"):
+        call()
+
+
+def test_arrays_of_any_class_are_their_numbers():
+    z = FOUR.logits
+    half = torch.tensor(z[0]).bfloat16()
+    for given in (np.ma.masked_array(z), z.view(np.matrix), [half], torch.tensor(z).to_sparse()):
+        found = TopK.from_logits(given)
+        assert type(found.logits) is np.ndarray
+        np.testing.assert_array_equal(found.probs, TopK.from_logits(z.astype(np.float32)).probs)
+    assert prompt_bootstrap(half).count == 4
+
+
+def test_several_rules_are_any_sequence():
+    assert typical_acceptance(FOUR, UserList(["greedy", "tree:2"]), 0.1).shape == (1, 2)
+    assert typical_acceptance(FOUR, UserList(["greedy"]), 0.1).shape == (1, 1)
 
 
 def test_a_frame_has_every_certificate():

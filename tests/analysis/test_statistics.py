@@ -77,6 +77,16 @@ def test_few_prompts_widen_an_interval_as_students_t_does(prompts, confidence):
     assert low / wide == pytest.approx(wider / plain, rel=1e-6)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_quantity_without_a_value_leaves_the_others_their_intervals(value):
+    draws = np.random.default_rng(0).normal(size=(200, 3))
+    ends = simultaneous(np.array([0.0, value, 0.0]), draws, 0.95, 10)
+    alone = simultaneous(np.zeros(2), draws[:, [0, 2]], 0.95, 10)
+    for end, wanted in zip(ends, alone, strict=True):
+        np.testing.assert_allclose(end[[0, 2]], wanted, rtol=1e-12)
+        assert end[1] == pytest.approx(value, nan_ok=True)
+
+
 def test_one_prompt_has_no_interval():
     """Nor have its steps, however many; two have one."""
     one = PromptBootstrap(np.zeros(50, int), 40, 0.95, 0)

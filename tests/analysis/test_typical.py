@@ -10,6 +10,7 @@ from analysis import Steps, TopK, certify, judge, rules, topk, typical_acceptanc
 from analysis.acceptance import typical
 from analysis.acceptance.typical import usual_statistics
 from analysis.statistics.bootstrap import PromptBootstrap
+from benchmarks import usual_drafter
 from tests.analysis.cases import dirichlet, noisy
 
 VOCAB = 9
@@ -89,6 +90,15 @@ def test_the_share_is_that_of_drafters_at_exactly_this_kl(count):
 
 
 @pytest.mark.thorough
+def test_the_benchmark_by_brute_force_finds_the_same_shares():
+    found = usual_drafter.by_brute_force(20, 5_000)
+    assert len(found) == 8
+    assert found["standard_errors"].max() < 4.5
+    assert found[["most_below", "most_above"]].max(axis=None) < 0.05
+    assert not found[["rising", "rejected"]].any(axis=None)
+
+
+@pytest.mark.thorough
 def test_the_share_is_that_of_many_other_drafters():
     """100,000 drafters, drawn otherwise, at exactly eps; within 5 standard errors."""
     p, eps, draws = steps_of(8, seed=3), 0.2, 100_000
@@ -143,9 +153,14 @@ def test_below_the_certificate_every_drafter_is_accepted():
 
 def test_ties_and_the_ends_of_the_kl():
     tied = TopK.from_probabilities([[0.4, 0.4, 0.2]])
-    share = typical_acceptance(tied, ["greedy", "additive:0.1", "tree:2"], 0.0, draws=4000)
+    share = typical_acceptance(tied, ["greedy", "additive:0.1", "tree:2"], 1e-12, draws=4000)
     assert share[0, 0] == pytest.approx(0.5, abs=0.04)  # the other one leads at once, or never
     assert share[0, 1:].tolist() == [1, 1]
+    # where the draft is the target, a tie counts as rejected, as it does when a draft is judged
+    same = typical_acceptance(tied, ["greedy", "additive:0.1", "tree:1", "tree:2"], 0.0)
+    assert same.tolist() == [[0, 1, 0, 1]]
+    wide = typical_acceptance(tied, ["greedy", "tree:2000000000"], 1.0)  # the width costs nothing
+    assert wide[0, 1] == 1
     every = typical_acceptance(tied, ["greedy", "absolute:0.1", "tree:2"], np.inf)
     assert every.tolist() == [[0, 1, 0]]  # nothing is rejected: at any KL
     sure = TopK.from_logits([[0.0, -np.inf, -np.inf]])
