@@ -243,6 +243,13 @@ class Statistics(Section):
     seed: Seed
 
 
+class Report(Section):
+    """The report's files for a paper."""
+
+    table_intervals: bool  # in the LaTeX of Tables 2 and 7
+    figure_titles: bool  # in the PDF of figures
+
+
 class Device(Section):
     """The device that models run on; never part of a key."""
 
@@ -286,5 +293,6 @@ class Config(Section):
     what_if: WhatIf
     accuracy: Accuracy
     statistics: Statistics
+    report: Report
     device: Device
     execution: Execution

@@ -13,7 +13,7 @@ from ..decoding.metrics import Decoded
 from ..decoding.verdict import UNTIMED, Advice
 from .results import LEVEL
 from .table import Table
-from .text import number_text
+from .text import number_text, percent_text
 
 DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
 
@@ -71,8 +71,14 @@ def log_advice(target: Target) -> Advice:
                 " Guaranteed tokens per call by draft length, to a drafter within "
                 f"{LEVEL:g} nats at every step: {each}."
             )
-    sentence = (
-        f"A log of {target.label} tells how much drafter error it tolerates, not whether drafting "
-        "pays: the cost of a step is missing."
+    sentence = f"{target.label} was logged without strict greedy among the rules."
+    if certified is not None:
+        sentence = (
+            f"Strict greedy certifies {percent_text(float(certified.mean()))} of the steps of "
+            f"{target.label}: there it accepts any drafter within {LEVEL:g} nats."
+        )
+    pays = (
+        "Does drafting pay? A log does not tell: the cost of a step is missing. It tells how much "
+        "drafter error the target tolerates."
     )
-    return Advice(target.label, UNTIMED, sentence, [relax, draft_length])
+    return Advice(target.label, UNTIMED, sentence, [relax, draft_length, pays])

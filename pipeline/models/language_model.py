@@ -114,7 +114,7 @@ class LanguageModel:
                 f"{key}: {self.label} can't decode with drafts: its layers "
                 f"({', '.join(sorted(names))}) keep a state from which no token can be taken back. "
                 "Take a model with attention in all layers, drafter=none, or leave decoding out: "
-                "stage=acceptance, or decoding=settings for a report without it"
+                "stage=acceptance, or decoding.report=false for a report without it"
             )
 
     def check_trees(self) -> None:

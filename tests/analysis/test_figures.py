@@ -9,8 +9,9 @@ import pytest
 
 from analysis.acceptance.target import Target
 from analysis.decoding.logit_ratios import top_two
+from analysis.report import style
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
-from analysis.report.paper_figures import survival_figure
+from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.style import render
 from analysis.rule_config import expand
 from analysis.rules import Rule, Threshold
@@ -98,7 +99,7 @@ def test_figures_2_to_4_end_behind_log_2_and_figure_5_behind_its_trees():
 
 
 def test_mars_accepts_ranks_one_and_two_in_its_zone_only():
-    """Figure 1 of MARS: z2 / z1 = 0.95 at p2 / p1 = e^-0.5, outcomes by the rank of the draft."""
+    """Figure 1 of MARS: z2 / z1 = 0.95 at p1 / p0 = e^-0.5, outcomes by the rank of the draft."""
     z1, z2 = np.array([10.0, 10, 10, 10, -1]), np.array([9.5, 9.5, 9.5, 8.9, -2])
     trajectory = pd.DataFrame(
         {"z1": z1, "z2": z2, "top_surprisal": 0.7, "draft_rank": [1, 2, 3, 2, 2]}
@@ -106,8 +107,8 @@ def test_mars_accepts_ranks_one_and_two_in_its_zone_only():
     steps = top_two(trajectory)
     ends = ["above, accepted at rank 1", "above, accepted at rank 2 (relaxed)", "above, rejected"]
     assert steps["outcome"].tolist() == [*ends, *["ratio below the threshold"] * 2]
-    np.testing.assert_allclose(steps["p1"], np.exp(-0.7))
-    np.testing.assert_allclose(steps["p2"] / steps["p1"], np.exp(z2 - z1))
+    np.testing.assert_allclose(steps["p0"], np.exp(-0.7))
+    np.testing.assert_allclose(steps["p1"] / steps["p0"], np.exp(z2 - z1))
     assert steps["ratio"].tolist() == pytest.approx([0.95] * 3 + [0.89, 0.0])
     figure = ratios_figure([replace(test_decoding_metrics.made(), trajectory=trajectory)])
     of_ratio = figure.draw().axes[4]
@@ -128,3 +129,18 @@ def test_thresholds_are_drawn_at_every_temperature_and_draft_length():
     labels = figure.draw().axes[0].get_legend_handles_labels()[1]
     assert labels == [f"γ = {g}, T = {t}, {scheme}" for g in (7, 10) for t in (0, 1)]
     assert thresholds_figure(["T"], [alone], "agreement") is None
+
+
+def test_a_pdf_has_no_titles_on_request_and_the_page_keeps_them(monkeypatch):
+    titles = {}
+
+    def render(drawing, kind):
+        titles[kind] = [axis.get_title() for axis in drawing.axes]
+        return b""
+
+    monkeypatch.setattr(style, "render", render)
+    figure = figure1({"A": np.array([0.5, 0.9]), "B": np.array([0.4, 0.8])})
+    figure.files()
+    assert titles == {"pdf": ["A", "B"], "png": ["A", "B"]}
+    figure.files(titles=False)
+    assert titles == {"pdf": ["", ""], "png": ["A", "B"]}
