@@ -216,9 +216,8 @@ class Decoding(Section):
     """Decoding with a drafter; `methods` is checked by `pipeline.settings.methods`."""
 
     prompts: Count
-    steps: Annotated[
-        int, Field(ge=3, lt=1 << 31)
-    ]  # the first comes with the prompt, the last is never tested
+    # the first comes with the prompt, the last is never tested
+    steps: Annotated[int, Field(ge=3, lt=1 << 31)]
     seed: Seed
     lookup: Count
     lookup_match: LookupMatch
