@@ -43,7 +43,10 @@ SYMBOLS = {
     "θ": r"\theta",
     "ρ": r"\rho",
     "τ": r"\tau",
-    **{subscript: f"_{{{plain}}}" for subscript, plain in zip("₀₁₂ᵢₖₘ", "012ikm", strict=True)},
+    **{
+        subscript: f"_{{{plain}}}"
+        for subscript, plain in zip("₀₁₂₃₄₅₆₇₈₉ᵢₖₘ", "0123456789ikm", strict=True)
+    },
 }
 RAISED = dict(zip("⁺¹²ⁿᵞ", ["+", "1", "2", "n", r"\gamma"], strict=True))
 ESCAPED = re.compile(
@@ -199,7 +202,8 @@ def latex(text: object) -> str:
 
     def escaped(part: re.Match[str]) -> str:
         if part[1]:
-            return f"${''.join(SYMBOLS[sign] for sign in part[1])}$"
+            formula = "".join(SYMBOLS[sign] for sign in part[1])
+            return f"${formula.replace('}_{', '')}$"  # one subscript, of all its digits
         if part[2]:
             return f"$^{{{''.join(RAISED[sign] for sign in part[2])}}}$"
         return SPECIAL[part[0]]

@@ -53,7 +53,7 @@ def log_advice(target: Target) -> Advice:
     relax = (
         "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
         "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "
-        "which setting certifies stands below."
+        "which setting certifies stands above."
     )
     draft_length = (
         "How long should drafts be? That depends on what a step costs, which no log tells. Ask the "

@@ -99,6 +99,7 @@ def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked():
     assert shown.index.tolist() == ["b", "<a>"]
     assert shown.columns.tolist() == [("x", "n_%"), ("y", "n_%")]
     text = table.latex().splitlines()
+    assert latex("m₄, p₁₀") == "m$_{4}$, p$_{10}$"
     assert latex(r"ε₀ = 0.1–0.2^") == r"$\varepsilon_{0}$ = 0.1--0.2\textasciicircum{}"
     assert r"\caption{A \& B}" in text
     assert r"\# & n\_\% & n\_\% \\" in text
