@@ -20,6 +20,7 @@ import numpy as np
 
 from analysis.parameter_range import build_range
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
+from analysis.rule_base import check_k
 from analysis.statistics.estimate import Estimate, interval_columns
 from pipeline.core import sweeps
 from pipeline.core.files import slug
@@ -114,6 +115,7 @@ class SolvedTarget:
         self._study = study
         self._wanted = study.config.solve
         self._dist = StoredDistributions(dump)
+        self._vocab_size = dump.metadata["vocab_size"]
         self._steps, self.bootstrap = resampled(
             dump.read(columns=["prompt_id", "position"]),
             study.task("distributions", name),
@@ -133,7 +135,11 @@ class SolvedTarget:
                 name = f"{wanted.tokens:g} tokens, drafts {_length(length)}"
                 goals[name] = Goal(wanted.tokens, True, length)
         every = list(goals.values())
-        for searched in filter(self._has, ranges):
+        chosen = list(filter(self._has, ranges))
+        with mistakes("solve.rules"):
+            rules = [rule for searched in chosen for rule in searched.rules]
+            check_k(rules, self._dist.k, self._vocab_size, setting="distributions.k")
+        for searched in chosen:
             kinds = {
                 "certified": solve(self._dist, searched, wanted.eps, every, bootstrap, self._steps)
             }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
 }
+DECODING = frozenset({"decoding", "accuracy"})  # stages that take drafts back
 READER = 7  # version of what is read of the logs of engines
 
 
@@ -240,16 +241,17 @@ def check_models(tasks: Sequence[Task]) -> None:
     """Check the models that tasks, still to be computed, will load."""
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
-    from pipeline.drafters.pairs import check_pair
+    from pipeline.drafters.pairs import check_decoding, check_pair
     from pipeline.models.devices import check_threads, choose_device
     from pipeline.models.loading import skeleton
 
     checked = set()
     for task in tasks:
         models = task.runtime.models
-        if not models or (models[0].key, len(models)) in checked:
+        decodes = task.stage.name in DECODING
+        if not models or (models[0].key, len(models), decodes) in checked:
             continue
-        checked.add((models[0].key, len(models)))
+        checked.add((models[0].key, len(models), decodes))
         if models[0].execution.engine == "ray":
             from pipeline.core.workers import allocate, connect
 
@@ -258,6 +260,8 @@ def check_models(tasks: Sequence[Task]) -> None:
             for used in models:
                 choose_device(used.device.name)
                 check_threads(used.device.threads)
+        if decodes:
+            check_decoding(*models)
         if len(models) == 1:
             skeleton(*models)
         else:

@@ -56,6 +56,7 @@ def methods_table(
                     **MethodOutlook.of(predicted.get(of_target.target), method).columns(),
                     **Estimate.read(method, "speedup", SPEEDUP_ENDS).columns("speedup"),
                     **accepted.columns("accepted"),
+                    "drafted_per_call": method.get("drafted_per_call", nan),
                 }
             )
     if not rows:
@@ -69,7 +70,7 @@ def methods_table(
         "speed here": speed_texts(Estimate.read(data, "speedup")),
         "best length here": _lengths(data, "best"),
         "if longer passes cost nothing": _lengths(data, "bound"),
-        "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
+        "accepted": _accepted_texts(data),
     }
     caption = (
         "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
@@ -79,9 +80,19 @@ def methods_table(
         "cost per call, not timed, without the time to the first token. If longer passes cost "
         "nothing: the same if a pass over several tokens took as long as over one, which is "
         "nearly true in engines; drafting still takes the time it takes here. Accepted: of the "
-        "drafter's first choices along the target's text; of look-up, of the tokens it drafted."
+        "drafter's first choices along the target's text; of look-up, of the tokens it drafted, "
+        "which are few a call, since it drafts only where it finds a match."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
+
+
+def _accepted_texts(data: pd.DataFrame) -> list[str]:
+    """Return the cells of accepted shares, each with the drafted tokens that it is a share of."""
+    shares = estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True)
+    return [
+        share if isnan(drafted) else f"{share} of {drafted:.2f} a call"
+        for share, drafted in zip(shares, data["drafted_per_call"], strict=True)
+    ]
 
 
 def _lengths(data: pd.DataFrame, name: str) -> list[str]:

@@ -93,7 +93,14 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
     """Figures 2 to 5, the share of steps whose certificate exceeds ε; None without its rules."""
     family, title, caption = SHOWN[number]
-    rules = [rule for rule in targets[0].certificates if type(rule) in (StrictGreedy, family)]
+    own = family is StrictGreedy  # a user's rules stand beside it
+    rules = [
+        rule
+        for rule in targets[0].certificates
+        if type(rule) in (StrictGreedy, family) or (own and rule.is_custom)
+    ]
+    if len(rules) > 1 and own:
+        caption = f"{caption} Beside it: rules of your own."
     if not any(type(rule) is family for rule in rules):
         return None
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
 from analysis.report.sweep_figure import MAX_LINES, sweep_figure
+from analysis.rules import Additive, Mars, TopMAdditive
 from pipeline.core import sweeps
 from pipeline.core.store import Store
 from pipeline.inputs import artifact_readers as stored
@@ -62,6 +63,23 @@ def test_a_sweep_is_named_after_what_is_swept(tmp_path):
         assert (tmp_path / f"{name}.{kind}").is_file()
     table = pd.read_parquet(tmp_path / f"{name}.parquet")
     assert table["decoding.draft_length"].tolist() == ["null", "3"]
+
+
+def test_a_list_of_values_in_a_single_run_is_a_sweep(tmp_path, capsys):
+    rules = [Additive(0.01), Additive(0.2), TopMAdditive(2, 0.1), Mars(0.9)]
+    rows = [{"target": "T", "rule": rule.label, "mean": 0.1 * at} for at, rule in enumerate(rules)]
+    key = "criteria.additive.t"
+    words = ["study=mini", f"+{key}=[0.01, 0.2,0.1]", "criteria.m=[2]"]
+    sweeps.publish_listed(words, "certificates", rules, rows, tmp_path)
+    (place,) = (tmp_path / "sweeps").iterdir()
+    table = pd.read_csv(place / f"certificates_by_{key}.csv")
+    assert table[key].tolist() == [0.01, 0.2, 0.1]  # MARS has none
+    assert table["mean"].tolist() == pytest.approx([0.0, 0.1, 0.2])
+    assert {path.suffix for path in place.iterdir()} == {".csv", ".parquet", ".pdf", ".png"}
+    assert f"certificates_by_{key}.csv, .parquet, .pdf, .png" in capsys.readouterr().out
+    for words in (["criteria.t=[0.01]"], ["criteria.t=0.1"], ["criteria.alpha=[0.1,0.2]"], []):
+        sweeps.publish_listed(words, "certificates", rules, rows, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
