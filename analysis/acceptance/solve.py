@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..certificates.certify import certify
-from ..parameter_range import ParameterRange
+from ..parameter_range import RESOLUTION, ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.estimate import Estimate
@@ -30,7 +30,6 @@ from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Distributions, TopK
 from .judgement import Steps
 
-RESOLUTION = 1e-4  # of a continuous parameter
 ROUNDING = 1e-9  # by which a sum may miss the goal
 Trial = tuple[Rule, Flags]  # a setting, and the (D, N) steps to try it at, by depth
 Result = TypeVar("Result")

@@ -1,10 +1,10 @@
 """Runs of an engine beside one without drafts: speed-up, cost of a step, and whether they compare.
 
-Seconds are, where both runs have them of every answer, those of decoding by the engine's clock
-(llama.cpp), else those of whole requests (`pipeline.ask`), with an interval over prompts; else
-those of the pages, with a rough interval from their numbers of requests. The servers must have
-answered the same requests at the same load: where the counts show that they did not, nothing is
-recommended.
+Three clocks can time a run; the first that every answer of both runs has is taken. The engine's own
+clock times decoding (llama.cpp); `pipeline.ask` times whole requests. Both give an interval over
+prompts. Else the pages of /metrics do, with a rough interval from their numbers of requests. The
+servers must have answered the same requests at the same load: where the counts show that they did
+not, nothing is recommended.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _cost_from_speed(counts: Counts, times: float) -> float:
 
 
 def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
-    """Return a speed with an interval from the numbers of requests alone; none where not told."""
+    """Return a speed with an interval from the numbers of requests, if these are known."""
     if not all(n > 0 for n in requests):  # NaN compares as false
         return speed
     half = z * ROUGH_SPREAD * math.sqrt(sum(1 / n for n in requests))
@@ -202,7 +202,7 @@ def _load_difference(base: Run, run: Run) -> str:
 
 
 def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
-    """Return each run's tokens, of the answers that both have or of all."""
+    """Return the tokens of each run: of the answers that both have, else of all."""
     both = [name for name in base.counts.answers if name in run.counts.answers]
     if not both:
         return base.tokens, run.tokens
@@ -225,9 +225,9 @@ def _doubts_of_cost(run: Run, cost: float) -> list[str]:
 def gain(base: Counts, run: Counts) -> Speed:
     """Return the gain of a run with drafts over one without; NaN where a page lacks a count.
 
-    It is seconds a token of the target alone over those with drafts. Passes without a draft cost
-    as much as those of the target alone. With s0 seconds a pass of the target alone, a step with a
-    draft costs (seconds - (passes - drafts) s0) / (drafts s0).
+    It is the seconds per token of the target alone over those with drafts. A pass without a draft
+    costs as much as one of the target alone. With s0 seconds a pass of the target alone, a step
+    with a draft costs (seconds - (passes - drafts) s0) / (drafts s0).
     """
 
     def over(above: float, below: float) -> float:

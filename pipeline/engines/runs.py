@@ -71,7 +71,7 @@ class Run:
 
     @property
     def in_flight(self) -> float:
-        """How many requests were in flight on average, by a page those in a step; NaN: not told."""
+        """The mean number of requests in flight, of a page those in a step; NaN if unknown."""
         measured = self.record.get("in_flight")
         if isinstance(measured, int | float):
             return float(measured)
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def load(self) -> int | None:
-        """The load: as it was asked for, else requests in a step of the engine; None: not told."""
+        """The load: the requests asked for at once, else those in a step; None if it is unknown."""
         if self.asked is not None or self.page is None:
             return self.asked
         told = 0 < self.page.load <= MOST_LOAD  # NaN compares as false
@@ -139,9 +139,10 @@ def run_files(folder: Path) -> list[Path]:
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
-    """Read a run: answers, or a page of /metrics; `length` where the file does not tell it.
+    """Read a run: answers, or a page of /metrics.
 
-    Of NAME.after.txt with NAME.before.txt beside it the page is the difference of the two.
+    `length` is the draft length if the file does not have it. For NAME.after.txt with
+    NAME.before.txt beside it, the counts are the difference of the two pages.
     """
     page = page_of(path)
     if page is None:
@@ -159,7 +160,7 @@ def read_run(path: Path, length: int | None = None) -> Run:
 
 
 def _with_page(answers: Counts, page: Counts) -> Counts:
-    """Return the counts of answers and of their page together: all passes are those of the page."""
+    """Return the counts of answers with the passes of their page, which has all of them."""
     if answers.by_place:
         passes = page.passes
         return replace(answers, passes=passes, most_passes=passes, emitted=page.emitted)
@@ -191,7 +192,7 @@ def _record(path: Path) -> Mapping[str, Any]:
 
 
 def _page_beside(path: Path, answers: int) -> Counts | None:
-    """Return the sums between the pages beside answers; None where they do not cover all."""
+    """Return the difference of the pages beside answers; None if they miss some of the answers."""
     first = path.with_suffix(".before.txt")
     last = path.with_suffix(".after.txt")
     record = path.with_suffix(".json")

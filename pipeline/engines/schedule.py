@@ -1,8 +1,8 @@
 """The schedule of draft lengths by load, in words and as an engine's flag; and what-if.
 
-At a measured load it has the fastest length that was measured there, if its gain is sure, else
-none. Between two measured loads it has the one of their two lengths that is predicted to be faster;
-drafts only where they are predicted to gain `SURE`, since a prediction has no interval.
+At a measured load the schedule takes the fastest length measured there, or no drafts if the gain is
+not sure. Between two measured loads it takes whichever of their two lengths is predicted to be
+faster. It drafts there only for a predicted gain of `SURE`, since a prediction has no interval.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft 
 
 
 def schedule(loads: Sequence[Load]) -> list[str]:
-    """Return the lines of the schedule: how sure it is, and what would have to be measured."""
+    """Return the schedule in lines, with what is not sure and what is still to be measured."""
     known = _known(loads)
     if not known:
         return [
