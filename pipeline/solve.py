@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.parameter_range import build_range
+from analysis.acceptance.parameter_range import build_range
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
 from analysis.rule_base import check_k
 from analysis.statistics.estimate import Estimate, interval_columns
@@ -31,7 +31,7 @@ from pipeline.settings.criteria import judged_by_logs, mistakes
 from pipeline.study import Study
 
 if TYPE_CHECKING:
-    from analysis.parameter_range import ParameterRange
+    from analysis.acceptance.parameter_range import ParameterRange
     from analysis.rules import Rule
     from analysis.topk import Floats
 

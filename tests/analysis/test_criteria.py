@@ -12,9 +12,10 @@ import yaml
 from pydantic import Field
 from scipy.special import xlogy
 
-from analysis import RuleError, parameter_range
+from analysis import RuleError
+from analysis.acceptance import parameter_range
+from analysis.acceptance.parameter_range import build_range
 from analysis.certificates.certify import certify
-from analysis.parameter_range import build_range
 from analysis.rule_base import check_k
 from analysis.rule_config import build, expand, to_mapping
 from analysis.rules import (

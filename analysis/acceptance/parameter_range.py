@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .certificates.certify import certify
-from .rule_base import Rule
-from .rule_config import rule_class
-from .topk import TopK
-from .validation import checked
+from ..certificates.certify import certify
+from ..rule_base import Rule
+from ..rule_config import rule_class
+from ..topk import TopK
+from ..validation import checked
 
 RESOLUTION = 1e-4  # of a continuous parameter
 TRIED = 64  # random steps, and tokens of each, on which the ends of a range are compared
