@@ -13,6 +13,7 @@ strict, as in the paper.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -36,6 +37,7 @@ FIELDS_CHECKED = pydantic.ConfigDict(
 )
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
 NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
+MOST_TITLE = 40  # characters of a docstring in a title
 FLAGS = {"accepts", "undefined"}
 ASKED = FLAGS | {"cut", "accepted_count"}  # a rule's methods of a distribution
 HOME = f"{__package__}.rules"  # the module of the built-in rules
@@ -93,9 +95,11 @@ class Rule:
 
     Attributes:
         name: of a built-in rule, its key in configuration; of any other, its class.
-        title_format: the printed name, a format string of the parameters; empty prints the label.
+        title_format: the printed name, a format string of the parameters. By default a user's rule
+            has the first words of its docstring, up to a punctuation mark, and its parameters;
+            without a docstring its label.
         search_range: the strict and the relaxed end of each parameter. `solve` looks for the first
-            one, with the others at their strict ends.
+            one, with the others at their strict ends. Without it the bounds of a field tell.
         judges_tokens: whether each drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
         columns_read: the columns of a distribution that the rule reads besides its `minimum_k` most
@@ -113,6 +117,7 @@ class Rule:
     samples: ClassVar[bool] = False
     columns_read: ClassVar[Columns] = ("top_surprisal", "log_tail", "entropy")
     undefined_means: ClassVar[str] = ""
+    _first_words: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make a subclass a dataclass with checked fields.
@@ -131,6 +136,10 @@ class Rule:
             cls.columns_read = Rule.columns_read
         if "name" not in vars(cls):
             cls.name = cls.__name__
+        words = _first_words(vars(cls).get("__doc__") or "")
+        if cls.__module__ != HOME and words and "title_format" not in vars(cls):
+            cls._first_words = words
+            cls.title_format = ""  # not that of the class above
         pydantic.dataclasses.dataclass(frozen=True, config=FIELDS_CHECKED)(cls)
         cls.__init__ = _in_one_line(cls.__init__)  # type: ignore[method-assign]
 
@@ -152,7 +161,12 @@ class Rule:
     @property
     def title(self) -> str:
         """The printed name in tables and figures, e.g. "Additive (t = 0.1)"."""
-        return self.title_format.format(**self.parameters) if self.title_format else self.label
+        if self.title_format:
+            return self.title_format.format(**self.parameters)
+        if not self._first_words:
+            return self.label
+        values = ", ".join(f"{key} = {_short(x)}" for key, x in self.parameters.items())
+        return f"{self._first_words} ({values})" if values else self._first_words
 
     @property
     def ceiling(self) -> float:
@@ -296,6 +310,14 @@ def _in_one_line(init: Callable[..., None]) -> Callable[..., None]:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _first_words(text: str) -> str:
+    """Return a docstring up to its first punctuation mark, or as many words of it as fit."""
+    words = re.split(r"[.,:;()\n]", text.strip())[0].split()
+    while len(" ".join(words)) > MOST_TITLE:
+        words.pop()
+    return " ".join(words)
 
 
 def _short(value: Any) -> str:

@@ -80,7 +80,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
     """Return an integer in a range; a ValueError names one that is not."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or not least <= int(value) <= most
+    ):
         allowed = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
         raise ValueError(f"{name}={described(value)} is not allowed: give an integer {allowed}")
     return int(value)
@@ -88,7 +92,7 @@ def whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
 
 def between(name: str, value: Any, low: float, high: float = math.inf) -> float:
     """Return a number inside an open range; a ValueError names one that is not."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not low < value < high:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low < float(value) < high:
         allowed = f"above {low:g}" if high == math.inf else f"in ({low:g}, {high:g})"
         raise ValueError(f"{name}={described(value)} is not allowed: give a number {allowed}")
     return float(value)

@@ -34,11 +34,13 @@ def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
     exponents = np.clip(7.0 * np.exp(0.75 * rng.standard_normal(256)), 1.2, 14.0)
     shape = rng.integers(len(exponents), size=steps)
     log_rank = np.log(np.arange(1, VOCABULARY + 1))
-    tail, tail_logits = np.empty(len(exponents)), np.empty(len(exponents))
+    tail = np.empty(len(exponents))
+    tail_logits = np.empty(len(exponents))
     for row, exponent in enumerate(exponents):
         logits = 20.0 - exponent * log_rank[k:]
         weight = np.exp(logits)
-        tail[row], tail_logits[row] = weight.sum(), weight @ logits
+        tail[row] = weight.sum()
+        tail_logits[row] = weight @ logits
     stored = (20.0 - exponents[shape, None] * log_rank[:k]).astype(np.float32)
     flat = rng.beta(2.0, 0.75, (steps, 1))
     stored[:, :8] = 20.0 + flat * (stored[:, :8] - 20.0)
@@ -71,7 +73,8 @@ def best_time(function: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print all timings."""
-    rules, dist = paper_rules(), synthetic(STEPS, K)
+    rules = paper_rules()
+    dist = synthetic(STEPS, K)
     read = best_time(np.random.default_rng(0).random((STEPS, K)).sum)
     single = best_time(lambda: certify(dist, [Additive(0.1)]))
     grid = best_time(lambda: certify(dist, rules))

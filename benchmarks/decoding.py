@@ -39,10 +39,12 @@ def time_decoding(words: list[str]) -> None:
     study = Study(*(word for word in words if word not in given))
     lengths = "1,2,4" if not given else given[0].removeprefix("lengths=")
     task = study.task("decoding")
-    settings, rows = task.settings, study.store.get(task.inputs["prompts"]).read().to_pylist()
+    settings = task.settings
+    rows = study.store.get(task.inputs["prompts"]).read().to_pylist()
     prompts = [row["token_ids"] for row in rows[: settings["prompts"]]]
     target, drafter = load_pair(*task.runtime.models)
-    steps, device = settings["steps"], target.device
+    steps = settings["steps"]
+    device = target.device
 
     def own(source: Callable[[], Proposer], count: int) -> Decoder:
         return lambda ids: (
@@ -82,7 +84,8 @@ def generate(
     def run(ids: list[int]) -> list[int]:
         if isinstance(drafter, LanguageModel):
             own = drafter.module.generation_config
-            own.num_assistant_tokens, own.num_assistant_tokens_schedule = gamma, "constant"
+            own.num_assistant_tokens = gamma
+            own.num_assistant_tokens_schedule = "constant"
             own.assistant_confidence_threshold = 0.0
         text = torch.tensor([ids], device=target.device)
         with torch.inference_mode():
@@ -113,7 +116,8 @@ def print_comparison(
             started = time.perf_counter()
             tokens[at, way] = len(ways[names[way]](prompts[at]))
             taken[round_, at, way] = time.perf_counter() - started
-    seconds, others = np.median(taken, axis=0), range(1, len(names))
+    seconds = np.median(taken, axis=0)
+    others = range(1, len(names))
     bootstrap = speed_bootstrap(len(prompts), *statistics)
     times = speedups(seconds, tokens, [0] * len(names), [others], bootstrap)
     paces = 1000 * seconds.sum(0) / tokens.sum(0)

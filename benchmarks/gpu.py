@@ -235,7 +235,8 @@ def texts_together(device: torch.device) -> str:
 def head_and_statistics(device: torch.device) -> str:
     """Check the product in bfloat16 and the statistics against those of the CPU."""
     torch.manual_seed(1)
-    hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
+    hidden = torch.randn(8, 256).bfloat16()
+    weight = torch.randn(4096, 256).bfloat16()
     head = LMHead(linear_of(weight.to(device), None), torch.float32)
     on_device = head(hidden.to(device)).cpu()
     product = (on_device - hidden.double() @ weight.double().T).abs().max().item()

@@ -302,7 +302,8 @@ class Trial:
     def store(self) -> None:
         """Make something in the outputs hostile."""
         self.stored = True
-        chance, outputs = self.chance, self.here / "whole"
+        chance = self.chance
+        outputs = self.here / "whole"
         where = chance.choice(["file", "file", *PLACES])
         if where == "file":
             every = outputs.rglob("*")
@@ -394,7 +395,8 @@ def run(trial: Trial, command: str, words: list[str], log: Path) -> int:
 
 def wait(pid: int) -> int | None:
     """Wait for a process, interrupt it where it takes long; return its status, None if it hangs."""
-    begun, asked = time.monotonic(), False
+    begun = time.monotonic()
+    asked = False
     while time.monotonic() - begun < 3 * SECONDS:
         done, found = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -479,7 +481,9 @@ def hostile(
     base: Path, overrides: list[str], count: int, seed: int = 0, first: int = 0
 ) -> Counter[str]:
     """Run commands on hostile inputs; AssertionError tells all that ended wrongly."""
-    done, wrong, whole = Counter[str](), list[str](), digests(base)
+    done = Counter[str]()
+    wrong = list[str]()
+    whole = digests(base)
     keys = [*keys_of(composed([word.replace("{here}", str(base)) for word in overrides])), *MORE]
     log = base.with_name("log")
     for number in range(first, first + count):
@@ -491,7 +495,8 @@ def hostile(
         before = digests(here)
         code = wait(run(trial, command, words, log))
         printed = log.read_bytes().decode("utf-8", errors="replace")
-        problems, after = list(problems_of(code, printed, words + trial.hostile)), digests(here)
+        problems = list(problems_of(code, printed, words + trial.hostile))
+        after = digests(here)
         problems += [f"lost: {name}" for name in lost(whole, before, after)]
         left = half_written(here / "whole", before, after)
         problems += [f"half-written: {name}" for name in left]

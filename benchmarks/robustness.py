@@ -91,7 +91,8 @@ class Trial:
 
     def __init__(self, overrides: list[str], base: Path, name: str) -> None:
         base.mkdir(exist_ok=True)
-        self.overrides, self.outputs = overrides, base / name
+        self.overrides = overrides
+        self.outputs = base / name
         self.log = self.outputs.with_suffix(".log")  # output of the runs
 
     def start(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
@@ -115,7 +116,8 @@ class Trial:
     def complete(self, stage: str = "report") -> str:
         """Bring `stage` up to date, check that it succeeded, and return its output."""
         begun = self.log.stat().st_size if self.log.exists() else 0
-        code, printed = status(self.start(stage)), self.log.read_bytes()[begun:].decode()
+        code = status(self.start(stage))
+        printed = self.log.read_bytes()[begun:].decode()
         assert code == 0, printed
         return printed
 
@@ -163,10 +165,13 @@ def kill(trial: Trial, chance: random.Random, seconds: float) -> bool:
 
 def kills(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
     """Kill studies `count` times; each is resumed after every kill until it is complete."""
-    chance, done = random.Random(seed), Counter[str]()
-    whole, begun = new("whole"), time.monotonic()
+    chance = random.Random(seed)
+    done = Counter[str]()
+    whole = new("whole")
+    begun = time.monotonic()
     whole.complete()
-    seconds, expected = time.monotonic() - begun, whole.contents()
+    seconds = time.monotonic() - begun
+    expected = whole.contents()
     while done["kills"] < count:
         trial = new(f"life{done['studies completed']}")
         while done["kills"] < count and kill(trial, chance, seconds):
@@ -188,14 +193,17 @@ def kills(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str
 
 def rounds(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
     """Run four processes that need the same artifacts at once, `count` times."""
-    chance, done = random.Random(seed), Counter[str]()
+    chance = random.Random(seed)
+    done = Counter[str]()
     whole = new("whole")
     whole.complete()
-    expected, stages = whole.contents(), ["report", "acceptance", "certificates", "decoding"]
+    expected = whole.contents()
+    stages = ["report", "acceptance", "certificates", "decoding"]
     for index in range(count):
         trial = new(f"round{index}")
         processes = [trial.start(stage) for stage in ["report", *chance.choices(stages, k=3)]]
-        codes, printed = [status(process) for process in processes], trial.log.read_text()
+        codes = [status(process) for process in processes]
+        printed = trial.log.read_text()
         assert codes == [0] * 4, printed
         assert printed.count(": computing") == len(expected), printed
         trial.expect_whole(expected)
@@ -234,8 +242,12 @@ def ended_by(number: int, code: int, printed: str) -> str:
 
 def signals(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
     """Send signals to commands, `count` times, with all, some or none of what they need stored."""
-    chance, done, wrong = random.Random(seed), Counter[str](), list[str]()
-    trial, expected, seconds = new("signalled"), dict[str, str](), dict[tuple[str, str], float]()
+    chance = random.Random(seed)
+    done = Counter[str]()
+    wrong = list[str]()
+    trial = new("signalled")
+    expected = dict[str, str]()
+    seconds = dict[tuple[str, str], float]()
     for removed in REMOVED:
         for command, words in COMMANDS.items():
             remove(trial, removed)
@@ -246,14 +258,16 @@ def signals(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[s
     while done["signals"] < count:
         removed = chance.choices(list(REMOVED), list(REMOVED.values()))[0]
         remove(trial, removed)
-        command, number = chance.choice(list(COMMANDS)), chance.choice(list(SIGNALS))
+        command = chance.choice(list(COMMANDS))
+        number = chance.choice(list(SIGNALS))
         places = {path: path.stat().st_ino for path in trial.artifacts().values()}
         process = start_command(trial, COMMANDS[command])
         with suppress(subprocess.TimeoutExpired):
             process.wait(chance.uniform(0, seconds[command, removed]))
         sent = process.poll() is None
         process.send_signal(number)
-        code, printed = process.wait(), trial.log.read_text()
+        code = process.wait()
+        printed = trial.log.read_text()
         assert all(path.stat().st_ino == inode for path, inode in places.items())
         assert trial.contents().items() <= expected.items()
         if places:
@@ -297,7 +311,8 @@ def damage(path: Path, chance: random.Random) -> str:
 
 def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
     """Damage files of a complete study, `count` times; each is found and mended."""
-    chance, done = random.Random(seed), Counter[str]()
+    chance = random.Random(seed)
+    done = Counter[str]()
     whole = new("whole")
     whole.complete("accuracy")  # first, as the report includes it if it is stored
     whole.complete()
@@ -351,7 +366,8 @@ def main(arguments: list[str]) -> None:
         for stage in ("decoding", "acceptance"):  # compiled and imported once, for all forks
             run_study([*overrides, f"outputs='{folder}/warm'", f"stage={stage}"])
         for trials in (kills, rounds, damages, signals):
-            new, begun = partial(Trial, overrides, Path(folder) / trials.__name__), time.monotonic()
+            new = partial(Trial, overrides, Path(folder) / trials.__name__)
+            begun = time.monotonic()
             done = trials(new, counts[trials.__name__], counts["seed"])
             print(
                 f"{trials.__name__}: nothing lost, nothing silent in "
@@ -359,7 +375,8 @@ def main(arguments: list[str]) -> None:
                 flush=True,
             )
         if counts["hostile"]:
-            base, begun = Path(folder) / "hostile" / "base", time.monotonic()
+            base = Path(folder) / "hostile" / "base"
+            begun = time.monotonic()
             hostile_trials = hostile.hostile(
                 base, hostile_study(base), counts["hostile"], counts["seed"]
             )

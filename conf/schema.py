@@ -81,9 +81,11 @@ def _device(value: str) -> str:
 
 def _loads(value: Any) -> Any:
     loads = value if isinstance(value, list) else [value]
-    whole = all(type(load) is int and load >= 1 for load in loads)
+    whole = all(type(load) is int and 1 <= load < 1 << 31 for load in loads)
     if not loads or not whole or len(set(loads)) < len(loads):
-        raise ValueError("should be a whole number from 1 on, or a list of different ones")
+        raise ValueError(
+            "should be a whole number from 1 on, below 2^31, or a list of different ones"
+        )
     return value
 
 
@@ -97,8 +99,8 @@ Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, AfterValidator(_text)]  # a path, or a hub id
 Revision = Annotated[str, AfterValidator(_revision)]
 Place = Annotated[str, AfterValidator(_place)]  # a directory that is made where it is missing
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Different = AfterValidator(_different)
@@ -214,7 +216,8 @@ class Decoding(Section):
     """Decoding with a drafter; `methods` is checked by `pipeline.settings.methods`."""
 
     prompts: Count
-    steps: Annotated[int, Field(ge=3)]  # the first comes with the prompt, the last is never tested
+    # the first comes with the prompt, the last is never tested
+    steps: Annotated[int, Field(ge=3, lt=1 << 31)]
     seed: Seed
     lookup: Count
     lookup_match: LookupMatch
@@ -238,6 +241,13 @@ class Statistics(Section):
     resamples: Annotated[int, Field(ge=1, le=100_000)]
     confidence: Share
     seed: Seed
+
+
+class Report(Section):
+    """The report's files for a paper."""
+
+    table_intervals: bool  # in the LaTeX of Tables 2 and 7
+    figure_titles: bool  # in the PDF of figures
 
 
 class Device(Section):
@@ -283,5 +293,6 @@ class Config(Section):
     what_if: WhatIf
     accuracy: Accuracy
     statistics: Statistics
+    report: Report
     device: Device
     execution: Execution

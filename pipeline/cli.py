@@ -76,10 +76,15 @@ def _job(config: DictConfig) -> None:
 
 def _single(config: DictConfig) -> None:
     from pipeline.core import sweeps
+    from pipeline.settings.criteria import build_rules
 
-    _, tasks, artifacts = run(config)
+    settings, tasks, artifacts = run(config)
     if tasks[0].stage.printed:
-        sweeps.print_table(sweeps.summary_rows(tasks, artifacts))
+        rows = sweeps.summary_rows(tasks, artifacts)
+        sweeps.print_table(rows)
+        rules, _ = build_rules(settings.criteria)
+        place = Path(settings.outputs)
+        sweeps.publish_listed(sys.argv[1:], settings.stage, rules, rows, place)
 
 
 def _point(config: DictConfig) -> None:

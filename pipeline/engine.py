@@ -79,7 +79,7 @@ def _read(files: Sequence[str], length: int | None) -> list[Run]:
     for path in map(Path, files):
         if path.is_dir():
             inside = [read_run(file, length) for file in run_files(path)]
-            runs += sorted(inside, key=lambda run: run.counts.drafting is not False)
+            runs += sorted(inside, key=lambda run: run.has_drafter is not False)
         else:
             runs.append(read_run(path, length))
     return runs

@@ -26,7 +26,8 @@ from pipeline.study import models_named
 
 def fetch(config: schema.Config) -> None:
     """Fetch missing files, and print where each model and data set is, and its commit."""
-    problems, prompts = list[str](), config.prompts
+    problems = list[str]()
+    prompts = config.prompts
     with collect_errors(problems):
         _fetch(
             *(KEY, prompts.source, prompts.revision, "dataset"),
@@ -59,7 +60,8 @@ def _fetch(
         cached = cached_commit(name, revision, kind)
         if cached is None:
             raise
-        commit, note = cached, f" (from the cache: {first_line(error.__cause__ or error)})"
+        commit = cached
+        note = f" (from the cache: {first_line(error.__cause__ or error)})"
     folder = files(commit)
     keep_commit(name, revision, kind, commit)  # now that its files are there
     print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)

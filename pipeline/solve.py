@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.parameter_range import build_range
+from analysis.acceptance.parameter_range import build_range
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
+from analysis.rule_base import check_k
 from analysis.statistics.estimate import Estimate, interval_columns
 from pipeline.core import sweeps
 from pipeline.core.files import slug
@@ -30,7 +31,7 @@ from pipeline.settings.criteria import judged_by_logs, mistakes
 from pipeline.study import Study
 
 if TYPE_CHECKING:
-    from analysis.parameter_range import ParameterRange
+    from analysis.acceptance.parameter_range import ParameterRange
     from analysis.rules import Rule
     from analysis.topk import Floats
 
@@ -111,8 +112,10 @@ class SolvedTarget:
         dump = study.artifact("distributions", name)
         drafts = study.store.find(study.task("drafts", name)) if study.tasks["drafts"] else None
         self.label = study.config.targets[name].label
-        self._study, self._wanted = study, study.config.solve
+        self._study = study
+        self._wanted = study.config.solve
         self._dist = StoredDistributions(dump)
+        self._vocab_size = dump.metadata["vocab_size"]
         self._steps, self.bootstrap = resampled(
             dump.read(columns=["prompt_id", "position"]),
             study.task("distributions", name),
@@ -124,14 +127,19 @@ class SolvedTarget:
         """Yield a row a range, kind and goal."""
         from analysis.acceptance.solve import Goal, solve, solve_accepted
 
-        wanted, bootstrap = self._wanted, self.bootstrap
+        wanted = self._wanted
+        bootstrap = self.bootstrap
         goals = {f"{100 * wanted.share:g} % of steps": Goal(wanted.share)}
         for length in (None, *wanted.draft_lengths):
             if length is None or wanted.tokens <= length + 1:  # a call emits no more
                 name = f"{wanted.tokens:g} tokens, drafts {_length(length)}"
                 goals[name] = Goal(wanted.tokens, True, length)
         every = list(goals.values())
-        for searched in filter(self._has, ranges):
+        chosen = list(filter(self._has, ranges))
+        with mistakes("solve.rules"):
+            rules = [rule for searched in chosen for rule in searched.rules]
+            check_k(rules, self._dist.k, self._vocab_size, setting="distributions.k")
+        for searched in chosen:
             kinds = {
                 "certified": solve(self._dist, searched, wanted.eps, every, bootstrap, self._steps)
             }
@@ -218,7 +226,8 @@ class SolvedTarget:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.drafter import kl_needed
 
-        rules, share = self._study.rules, self._wanted.share
+        rules = self._study.rules
+        share = self._wanted.share
         for rule, lower in zip(rules, self._certificates, strict=True):
             needed = kl_needed(lower, share, self.bootstrap)
             below = needed._replace(value=rounded_down(needed.value, 4)).columns("below")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
 }
+DECODING = frozenset({"decoding", "accuracy"})  # stages that take drafts back
 READER = 7  # version of what is read of the logs of engines
 
 
@@ -97,13 +98,15 @@ class Study:
     def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
         """Return the specification of a model; `key` is its configuration key."""
         identity = self.identities.model(model.path, model.revision, f"{key}.path")
-        device, execution = self.config.device, self.config.execution
+        device = self.config.device
+        execution = self.config.execution
         head = model.head if isinstance(model, DrafterConfig) else None
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
     def log_entries(self, target: str) -> Json:
         """Return what results depend on of the engine's log that is a target."""
-        key, path = f"targets.{target}.path", self.config.targets[target].path
+        key = f"targets.{target}.path"
+        path = self.config.targets[target].path
         local_file(path, key)
         identity = self.identities.source(path, None, key)
         error = self.config.distributions.log.error
@@ -219,7 +222,8 @@ class Study:
         """Return the texts of a target's tokens by id, of those that are known (`token_texts`)."""
         from pipeline.models.tokens import token_texts
 
-        task, dump = self.task("distributions", target), self.artifact("distributions", target)
+        task = self.task("distributions", target)
+        dump = self.artifact("distributions", target)
         return token_texts(task, dump, range(dump.metadata["vocab_size"]))
 
 
@@ -237,16 +241,17 @@ def check_models(tasks: Sequence[Task]) -> None:
     """Check the models that tasks, still to be computed, will load."""
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
-    from pipeline.drafters.pairs import check_pair
+    from pipeline.drafters.pairs import check_decoding, check_pair
     from pipeline.models.devices import check_threads, choose_device
     from pipeline.models.loading import skeleton
 
     checked = set()
     for task in tasks:
         models = task.runtime.models
-        if not models or (models[0].key, len(models)) in checked:
+        decodes = task.stage.name in DECODING
+        if not models or (models[0].key, len(models), decodes) in checked:
             continue
-        checked.add((models[0].key, len(models)))
+        checked.add((models[0].key, len(models), decodes))
         if models[0].execution.engine == "ray":
             from pipeline.core.workers import allocate, connect
 
@@ -255,6 +260,8 @@ def check_models(tasks: Sequence[Task]) -> None:
             for used in models:
                 choose_device(used.device.name)
                 check_threads(used.device.threads)
+        if decodes:
+            check_decoding(*models)
         if len(models) == 1:
             skeleton(*models)
         else:

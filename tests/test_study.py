@@ -20,6 +20,7 @@ from analysis.certificates.certify import certify
 from analysis.report import style
 from analysis.rules import Additive, StrictGreedy, Tree
 from pipeline import solve
+from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
 from pipeline.inputs.artifact_readers import read_steps
 from pipeline.stages.report import inputs, page
@@ -65,6 +66,21 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study):
     assert "cached" in done.stdout
     assert "heavy: []" in done.stdout
     assert contents(small_study.outputs) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (
+            "solve.rules=[{rule: topm_additive, m: 1000}]",
+            r"^solve.rules: .*set distributions\.k to ",
+        ),
+        ("solve.draft_lengths=[100000000000000000000]", r"^solve\.draft_lengths"),
+    ],
+)
+def test_what_solve_cannot_try_is_named(small_study, given, named):
+    with pytest.raises(PipelineError, match=named):
+        solve.tables(Study(*small_study.overrides, given))
 
 
 def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path):

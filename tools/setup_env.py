@@ -33,7 +33,8 @@ def main(wanted: str) -> None:
     Raises:
         SystemExit: .venv is a link, or the installation failed; the message says what to do.
     """
-    place, ready = ROOT / ".venv", ROOT / ".venv" / "ready"
+    place = ROOT / ".venv"
+    ready = ROOT / ".venv" / "ready"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if place.is_symlink():  # making it anew would empty the link's target
         raise SystemExit(f".venv is a link to {place.readlink()}: remove the link")
@@ -44,7 +45,8 @@ def main(wanted: str) -> None:
             print("Another process is making .venv; waiting for it.", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         os.set_inheritable(lock.fileno(), True)  # held as long as what is started here runs
-        state, there = wanted.split(), ready.read_text().split() if ready.exists() else []
+        state = wanted.split()
+        there = ready.read_text().split() if ready.exists() else []
         if there[1:2] != state[1:2] or not (place / "lib" / version).exists():
             there = []  # of another directory or Python
         if there[2:] == ["dev"]:  # includes the core

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..parameter_range import build_range
 from ..rules import Rule, StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
+from .parameter_range import build_range
 from .solve import Goal, solve_all
 from .target import Target
 from .typical import DRAWS_OF_MEANS, LAWS, typical_acceptance

@@ -22,15 +22,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..certificates.certify import certify
-from ..parameter_range import ParameterRange
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, quantile_rank
 from ..statistics.estimate import Estimate
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Distributions, TopK
 from .judgement import Steps
+from .parameter_range import RESOLUTION, ParameterRange
 
-RESOLUTION = 1e-4  # of a continuous parameter
 ROUNDING = 1e-9  # by which a sum may miss the goal
 Trial = tuple[Rule, Flags]  # a setting, and the (D, N) steps to try it at, by depth
 Result = TypeVar("Result")
@@ -96,7 +95,7 @@ def solve(
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
 
-    >>> from ..parameter_range import build_range
+    >>> from .parameter_range import build_range
     >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
     >>> searched = build_range({"rule": "additive"})
     >>> steps = Trajectories.from_positions(np.array([0, 0]))

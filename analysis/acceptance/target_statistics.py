@@ -129,7 +129,7 @@ def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
     edges = [f"{edge:g}" for edge in (0, *GAP_EDGES)]
     names = [f"{low} to {high}" for low, high in pairwise(edges)]
     for at, name in enumerate([*names, f"above {edges[-1]}"]):
-        yield "margin", name, gap_bin == at
+        yield "margin", name, gap_bin == at  # the logit gap, by its name in 1.0's tables
     answers = target.trajectories
     position = np.arange(len(target.logit_gap)) - answers.starts[answers.answer_index]
     late = 2 * position >= target.bootstrap.answer_steps[answers.answer_index]

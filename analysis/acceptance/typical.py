@@ -68,14 +68,16 @@ def typical_acceptance(
         dist: N steps of the target.
         rule: a rule, given as to `certify`, or a list of R.
         kl: KL(p || q) of the drafter in nats, (N,) or one number. Give the KL of each step: the
-            mean in their place says too little. At +inf the share is 0, unless nothing is rejected.
+            mean in their place says too little. At +inf the share is 0, unless nothing is rejected;
+            at 0 a tie with x0 counts as rejected.
         draws: random directions a step.
         seed: of the directions.
         law: of the directions: "normal"; heavier "laplace" and lighter "uniform" tails tell how
             much the answer depends on it.
         tokens: of each step, the most probable ones, that have a direction of their own, as far as
             they are stored. The mass of all others counts as one token of average growth that never
-            leads. Above 1 nat this is optimistic; with the whole vocabulary nothing is left out.
+            leads. This is optimistic above 1 nat, or where the tail has much mass; with the whole
+            vocabulary nothing is left out.
 
     Returns:
         (N,), or (N, R) for a list. 1 where the KL is below the certificate.

@@ -58,7 +58,7 @@ def g_upper(d: ArrayLike) -> Floats:
 
 
 def g_inverse(eps: ArrayLike) -> Floats:
-    """g^-1 on [0, log 2]: the margin above which strict greedy is certified (Theorem 4.9 i)."""
+    """Theorem 4.9 i: g^-1 on [0, log 2], the gap p0 - p1 above which strict greedy is certified."""
     eps = _within(eps, 0.0, LOG2)
     return _inverse(g, eps, np.sqrt(2 * eps / (1 + 2 * eps)))  # Lemma A.1
 

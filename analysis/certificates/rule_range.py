@@ -3,18 +3,18 @@
 Rounded log-probabilities leave a box of p0 and entropy at each step. A test that is monotone in
 both (rising or falling, in each) has its extremes at the four corners of this box. That is known of
 the built-in rules. A rule of the user's is code, of which only values can be asked, so it is asked
-further: at points inside the box, where the test must lie between those at the corners, and with
-other probabilities behind p0, on which it must not depend. A rule that fails at any step is
-refused by name.
+further: at points inside the box, where the test must lie between those at the corners. A rule that
+fails at any step is refused by name, and so is one that reads anything else of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from .. import RuleError
@@ -59,14 +59,11 @@ def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
         RuleError: the test is not monotone in p0 and the entropy, or depends on something else.
     """
     low, high = (ends[:, 0] for ends in dist.prob_range)
-    printed = replace(dist, log_prob_error=None)
-    tests = []
-    for p0 in (low, high):
-        for entropy in dist.entropy_range:
-            steps = _steps(printed, p0, entropy, printed.probs)
-            tests.append(_Test.of(steps, rule))
-            if rule.is_custom:
-                _check_others(steps, rule, tests[-1], len(tests) - 1)
+    tests = [
+        _Test.of(_Known(p0, entropy, dist.k, dist.vocab_size), rule)
+        for p0 in (low, high)
+        for entropy in dist.entropy_range
+    ]
     thetas = np.array([test.offset + test.slope * p0 for test in tests for p0 in (low, high)])
     above = [test.offset + (test.slope - 1.0) * p0 for test in tests for p0 in (low, high)]
     found = AcceptanceRange(
@@ -76,10 +73,80 @@ def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
         most_ranks=np.max([test.most_ranks for test in tests], axis=0),
     )
     if rule.is_custom:
-        for steps in _inner_steps(dist, printed):
+        for steps in _inner_steps(dist):
             _check_inner(steps, rule, found)
     x0_only = np.min(above, axis=0) >= 0.0  # theta is nowhere below p0
     return found._replace(most_ranks=np.where(x0_only, 1, found.most_ranks))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Steps as a rule may see them: what it reads beyond p0 and the entropy is noted, and fails."""
+
+    top_probability: Floats
+    entropy: Floats
+    k: int
+    vocab_size: int
+    temperature: float = 1.0
+    logits: None = None
+    read: list[str] = field(default_factory=list)  # what else was read; parts share it
+
+    def __len__(self) -> int:
+        return len(self.top_probability)
+
+    def __getitem__(self, steps: Any) -> _Known:
+        p0 = self.top_probability[steps]
+        return replace(self, top_probability=p0, entropy=self.entropy[steps])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.read.append(f"dist.{name}")
+        raise AttributeError(f"dist.{name} is not known")
+
+    @property
+    def top_surprisal(self) -> Floats:
+        return -np.log(self.top_probability)
+
+    @property
+    def probs(self) -> _FirstColumn:
+        return _FirstColumn("dist.probs", self.top_probability, self.k, self.read)
+
+    @property
+    def log_probs(self) -> _FirstColumn:
+        return _FirstColumn("dist.log_probs", -self.top_surprisal, self.k, self.read)
+
+
+class _FirstColumn(NDArrayOperatorsMixin):
+    """Numbers (N, K) of which those of rank 1 alone may be read."""
+
+    def __init__(self, name: str, first: Floats, k: int, read: list[str]) -> None:
+        self.shape = len(first), k
+        self.ndim = 2
+        self._name, self._first, self._read = name, first, read
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getitem__(self, key: Any) -> Any:
+        if np.any(np.broadcast_to(np.arange(self.shape[1]), self.shape)[key]):
+            self._refuse("behind rank 1")
+        return np.broadcast_to(self._first[:, None], self.shape)[key]
+
+    def __array__(self, *_: Any, **__: Any) -> Floats:
+        self._refuse("as a whole")
+
+    def __array_ufunc__(self, *_: Any, **__: Any) -> Any:
+        self._refuse("as a whole")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse("as a whole")
+
+    def _refuse(self, how: str) -> NoReturn:
+        self._read.append(f"{self._name} {how}")
+        raise ValueError(f"{self._read[-1]} is not known")
 
 
 class _Test(NamedTuple):
@@ -91,8 +158,20 @@ class _Test(NamedTuple):
     most_ranks: NDArray[np.int64]
 
     @classmethod
-    def of(cls, steps: TopK, rule: Rule) -> _Test:
-        test = checked_test(steps, rule)
+    def of(cls, steps: _Known, rule: Rule) -> _Test:
+        dist: Any = steps
+        try:
+            test = checked_test(dist, rule)
+        except RuleError:
+            if not steps.read:
+                raise
+        if steps.read:  # also where the rule itself has caught the error
+            raise RuleError(
+                f"rule {rule.label!r} depends on more than p0 and the entropy: it reads "
+                f"{steps.read[0]}, and of these rounded log-probabilities only their ranges are "
+                "taken into account: let it use dist.top_probability and dist.entropy alone, or "
+                "certify it on a model's own distributions"
+            )
         size = steps.vocab_size
         if isinstance(test, Threshold):
             limit: Any = size if test.max_rank is None else test.max_rank
@@ -105,44 +184,7 @@ class _Test(NamedTuple):
         return cls(np.full(len(steps), -np.inf), 0.0, least, most)
 
 
-def _steps(printed: TopK, p0: Floats, entropy: Floats, probs: Floats, **columns: Any) -> TopK:
-    """Return steps with these p0, entropies, and probabilities behind p0, at most p0."""
-    probs = np.column_stack([p0, np.minimum(probs[:, 1:], p0[:, None])])
-    surprisal = -np.log(p0)
-    return replace(printed, top_surprisal=surprisal, entropy=entropy, stored_probs=probs, **columns)
-
-
-def _check_others(steps: TopK, rule: Rule, wanted: _Test, turn: int) -> None:
-    """Check that a test stays what it is where all but p0 and entropy is another."""
-    k = steps.k
-    size = steps.vocab_size
-    p0 = steps.top_probability
-    equal = 1 + (np.arange(len(steps)) + turn) % max(1, min(k - 1, 4))  # tokens as probable as x0
-    behind = np.where(np.arange(k) <= equal[:, None], p0[:, None], 1e-3 * p0[:, None])
-    others = (
-        (np.roll(steps.ids, 1, axis=1), np.broadcast_to(p0[:, None], steps.ids.shape), -0.5),
-        (steps.ids[:, ::-1], np.broadcast_to(1e-9 * p0[:, None], steps.ids.shape), -20.0),
-        ((steps.ids + 1) % size, behind, -2.0),
-    )
-    for ids, probs, log_tail in others:
-        tail = np.full(len(steps), log_tail)
-        other = _steps(steps, p0, steps.entropy, probs, ids=ids, log_tail=tail)
-        found = _Test.of(other, rule)
-        same = np.abs(_finite(found.offset) - _finite(wanted.offset)) <= ROUNDING
-        same &= np.isfinite(found.offset) == np.isfinite(wanted.offset)
-        same &= found.slope == wanted.slope
-        same &= found.least_ranks == wanted.least_ranks
-        same &= found.most_ranks == wanted.most_ranks
-        if not same.all():
-            raise RuleError(
-                f"rule {rule.label!r} depends on more than p0 and the entropy, and of these "
-                "rounded log-probabilities only their ranges are taken into account: let it use "
-                "dist.top_probability and dist.entropy alone, or certify it on a model's own "
-                "distributions"
-            )
-
-
-def _inner_steps(dist: TopK, printed: TopK) -> Iterator[TopK]:
+def _inner_steps(dist: TopK) -> Iterator[_Known]:
     """Yield steps with p0 and entropies inside their ranges: the middle, and others evenly."""
     low, high = (ends[:, 0] for ends in dist.prob_range)
     least, most = dist.entropy_range
@@ -153,10 +195,10 @@ def _inner_steps(dist: TopK, printed: TopK) -> Iterator[TopK]:
         share = (0.5 + place[:, None] * EVENLY) % 1.0 if turn else np.full((len(dist), 2), 0.5)
         p0 = low + share[:, 0] * (high - low)
         entropy = least + share[:, 1] * (most - least)
-        yield _steps(printed, p0, entropy, printed.probs)
+        yield _Known(p0, entropy, dist.k, dist.vocab_size)
 
 
-def _check_inner(steps: TopK, rule: Rule, ends: AcceptanceRange) -> None:
+def _check_inner(steps: _Known, rule: Rule, ends: AcceptanceRange) -> None:
     """Check that a test inside the range of a step lies between those at its corners."""
     test = _Test.of(steps, rule)
     theta = test.offset + test.slope * steps.top_probability

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,10 +36,9 @@ from ..statistics.bootstrap import (
 from ..statistics.estimate import Estimate, interval_columns
 from ..topk import Floats
 from .draft_length import extended_costs, over_all_passes
-from .metrics import Decoded
+from .metrics import CONFIGURED, Decoded
 
 LONGEST = 8  # the longest draft for which a speed is predicted
-CONFIGURED = "model"  # the drafter that the configuration names, as in `Decoded.runs`
 GREEDY = StrictGreedy().label
 COUNTS = ["calls", "drafting", "tokens"]
 
@@ -250,3 +250,45 @@ class Outlook:
             return Estimate(math.nan)
         low, high = (row.get(end, math.nan) for end in interval_columns(column))
         return Estimate(row[column], low, high)
+
+
+@dataclass(frozen=True)
+class MethodOutlook:
+    """What a call of a timed method costs, and the best draft lengths; NaN where it is unknown.
+
+    Attributes:
+        cost: of a call, in passes of the target over one token.
+        best_length: the draft length of the largest speed that is predicted; 0 if none pays.
+        best_speed: that speed, in times the target alone.
+        bound_length: likewise if a pass took the same time for any number of tokens.
+        bound_speed: that speed.
+    """
+
+    cost: Estimate
+    best_length: float = math.nan
+    best_speed: float = math.nan
+    bound_length: float = math.nan
+    bound_speed: float = math.nan
+
+    @classmethod
+    def of(cls, predicted: pd.DataFrame | None, run: Mapping[Any, Any]) -> MethodOutlook:
+        """Return that of a row of `analysis.decoding.speed.speed`, from `predictions`."""
+        found = None
+        if predicted is not None:
+            found = Outlook.of(predicted, run["drafter"], run["rule"])
+        if found is None:
+            return cls(Estimate(math.nan))
+        best_length, best_speed = found.best()
+        bound_length, bound_speed = found.best("memory_bound")
+        return cls(
+            found.estimate("cost", run["draft_length"]),
+            best_length,
+            best_speed.value,
+            bound_length,
+            bound_speed.value,
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """Return the values by their names, the cost with its interval."""
+        values = vars(self)
+        return self.cost.columns("cost") | {name: values[name] for name in values if name != "cost"}

@@ -13,7 +13,7 @@ from ..trees.index_entropies import races_entropy_upper
 from ..trees.sibling_rates import measured_rates
 from ..trees.token_bounds import least_residual_upper, tunstall_upper
 from ..trees.topology import Topology, sequence, tree_tokens_per_call
-from .metrics import Decoded
+from .metrics import CONFIGURED, Decoded
 
 GREEDY = "Tree-greedy"
 GSS = "GSS"
@@ -159,7 +159,7 @@ def _lossless_drafts(decoded: Decoded) -> list[bool]:
             keeps_distribution = run["sampling"] in SCHEMES
         else:
             keeps_distribution = isinstance(rule, StrictGreedy | Tree)
-        lossless.append(run["drafter"] == "model" and keeps_distribution)
+        lossless.append(run["drafter"] == CONFIGURED and keeps_distribution)
     return lossless
 
 

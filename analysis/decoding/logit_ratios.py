@@ -21,7 +21,7 @@ def top_two(trajectory: pd.DataFrame) -> pd.DataFrame:
     """
     z1 = trajectory["z1"].to_numpy(np.float64)
     z2 = trajectory["z2"].to_numpy(np.float64)
-    p1 = np.exp(-trajectory["top_surprisal"].to_numpy(np.float64))
+    p0 = np.exp(-trajectory["top_surprisal"].to_numpy(np.float64))
     probability_ratio = np.exp(z2 - z1)
     ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
     rank = trajectory["draft_rank"].to_numpy()
@@ -31,8 +31,8 @@ def top_two(trajectory: pd.DataFrame) -> pd.DataFrame:
         {
             "z1": z1,
             "z2": z2,
-            "p1": p1,
-            "p2": p1 * probability_ratio,
+            "p0": p0,
+            "p1": p0 * probability_ratio,
             "ratio": ratio,
             "probability_ratio": probability_ratio,
             "outcome": pd.Categorical(outcome, OUTCOMES),

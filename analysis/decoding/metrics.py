@@ -24,6 +24,7 @@ from ..statistics.trajectories import acceptance_by_position
 from ..topk import Floats
 from .paired_accuracy import differing_answers
 
+CONFIGURED = "model"  # the drafter that the configuration names, in `Decoded.runs`
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
 PASSES = ["prompt_id", "drafted", "draft_seconds", "verify_seconds", "other_seconds"]
 LENGTHS = ["prompt_id", "drafter", "draft_length", "calls", "drafting", "tokens"]

@@ -13,7 +13,7 @@ import pandas as pd
 from ..statistics.bootstrap import PromptBootstrap, simultaneous
 from ..statistics.estimate import Estimate
 from ..topk import Floats
-from .metrics import Decoded, formula_length, formula_speedup
+from .metrics import CONFIGURED, Decoded, formula_length, formula_speedup
 
 SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
@@ -56,7 +56,7 @@ def speed(
     table["c_q"] = seconds["draft_seconds"] / seconds["depth"].where(seconds["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
-    chains = (table["drafter"] == "model") & ~decoded.of_trees & table["rate"].notna()
+    chains = (table["drafter"] == CONFIGURED) & ~decoded.of_trees & table["rate"].notna()
     symbols = zip(table["rate"], table["draft_length"], table["rho"], chains, strict=True)
     table[["formula", "formula_length"]] = [
         (formula_speedup(a, gamma, rho), formula_length(a, rho)) if chain else (np.nan, np.nan)
@@ -98,7 +98,7 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
     They are the drafter's weights, which are loaded during all runs, plus on CUDA the measured
     difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
-    drafts = decoded.runs["drafter"].iloc[run] == "model"
+    drafts = decoded.runs["drafter"].iloc[run] == CONFIGURED
     weights = decoded.size["drafter"]["model"] if drafts else 0
     answers = decoded.answer_seconds[decoded.answer_seconds["run"] == run]
     if answers["peak_bytes"].notna().all():
@@ -280,7 +280,9 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
             f"{_named(run)}: 1 % of the gaps between tokens are above "
             f"{1000 * run['itl_99']:.3g} ms, {spread.max():.3g} times their median"
         )
-    drafted = speeds[(speeds["drafter"] == "model") & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)]
+    drafted = speeds[
+        (speeds["drafter"] == CONFIGURED) & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)
+    ]
     if len(drafted):
         run = drafted.iloc[int(drafted["verify_ratio"].argmin())]
         signs.append(

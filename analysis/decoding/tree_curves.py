@@ -118,10 +118,10 @@ def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
 def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
     """Return the bounds of Lemma 4.3 on the zero-order tokens per call, over drafted tokens."""
     sizes = range(1, largest + 1)
-    m = least_residual_upper(acceptance, largest)[0]
-    curves = {LEAST: [(k, least_residual_upper(acceptance, k)[1]) for k in sizes]}
+    m = least_residual_upper(acceptance, largest, tight=False)[0]
+    curves = {LEAST: [(k, least_residual_upper(acceptance, k, tight=False)[1]) for k in sizes]}
     if np.isfinite(m):
-        curves[FIXED] = [(k, residual_upper(acceptance, k, int(m))) for k in sizes]
+        curves[FIXED] = [(k, residual_upper(acceptance, k, int(m), tight=False)) for k in sizes]
     return {name: _curve(points) for name, points in curves.items()}
 
 

@@ -1,28 +1,24 @@
-"""The verdict on drafting for a target: draft or not, the method, and the numbers behind it.
+"""The verdict on drafting for a target, as data: draft or not, by which method, how sure it is.
 
-It is a pure function of the measurements. A method is recommended only if it is lossless, an engine
-runs it (`engines`), and the lower end of its interval is above 1. Intervals are simultaneous
-(`analysis.decoding.speed.speedups`), so the best method can be picked after seeing them. With fewer
-than `FEW_PROMPTS` prompts, on a busy machine, or if no interval is above 1 and some contain it,
-nothing is decided. A relaxed rule is offered if it is surely faster than the recommended method, by
-the interval of their paired ratio (`relaxed_ratios`), or than the target alone where no method is
-recommended.
+It is a pure function of the measurements; `analysis.report.advice` puts it into sentences.
+
+A method is recommended only if it is lossless, an engine runs it (`engines`), and the lower end of
+its interval is above 1. Intervals are simultaneous (`analysis.decoding.speed.speedups`), so the
+best method can be picked after seeing them. With fewer than `FEW_PROMPTS` prompts, on a busy
+machine, or if no interval is above 1 and some contain it, nothing is decided. A relaxed rule is
+offered if it is surely faster than the recommended method, by the interval of their paired ratio
+(`relaxed_ratios`), or than the target alone where no method is recommended.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from ..report.text import estimate_text
 from ..statistics.bootstrap import FEW_PROMPTS
-from ..statistics.estimate import Estimate
-from .call_costs import LONGEST, Outlook
-from .speed import SPEEDUP_ENDS
 
 # outcomes
 DRAFT = "draft"
@@ -33,23 +29,73 @@ UNTIMED = "not measured"
 YES = "yes"
 NO = "no"
 OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
+# doubts
+NO_METHOD = "no method"  # no lossless method that an engine runs was timed
+FEW = "few prompts"
+BUSY = "busy machine"
+# relaxed rules that are surely faster
+OFFERED = "offered"
+REJECTS_NOTHING = "rejects nothing"  # it emits whatever is drafted
+LOSES_ANSWERS = "loses answers"
 RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}  # docs/certify.md
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
 Run = Mapping[Any, Any]  # a method, by the columns of `analysis.decoding.speed.speed`
 
 
 @dataclass(frozen=True)
-class Advice:
-    """The advice for a target, in plain sentences with numbers."""
+class RelaxedRule:
+    """A relaxed rule beside the recommended method, or beside the target alone without one.
 
-    target: str
-    outcome: str  # draft, do not draft, not decided or not measured
-    sentence: str  # the verdict, ready to quote
-    beside: Sequence[str]  # sentences on faster methods that are not sure, and on relaxed rules
-    # the fastest lossless method of each drafter, the study's own first, then by speed: a row of
-    # `speeds` of `advise` with its `answer`: yes, no or not decided
+    Attributes:
+        run: its row of `Timed.speeds`.
+        ratio: its speed over that of the recommended method; None without one.
+        judgement: `OFFERED`, `REJECTS_NOTHING` or `LOSES_ANSWERS`.
+        scores: its row of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
+    """
+
+    run: Run
+    ratio: Run | None
+    judgement: str
+    scores: Run | None
+
+    @property
+    def surely_faster(self) -> bool:
+        """Whether the interval of its speed is above 1."""
+        return bool((self.ratio or self.run)["ci_low"] > 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on drafting for a target.
+
+    Attributes:
+        outcome: `DRAFT`, `DO_NOT`, `OPEN` or `UNTIMED`.
+        doubt: why nothing can be decided, `NO_METHOD`, `FEW` or `BUSY`; empty where something can.
+        methods: those that are compared, the fastest first; rows of `Timed.speeds`.
+        best: the best lossless method that an engine runs; None without any.
+        unsure: lossless methods that were faster than the best, but not surely.
+        drafters: the best lossless method of each drafter, the study's own first, then by speed;
+            with its `answer`: `YES`, `NO` or `OPEN`.
+        relaxed: all relaxed rules, the fastest first; empty with a doubt.
+    """
+
+    outcome: str
+    doubt: str = ""
+    methods: Sequence[Run] = ()
+    best: Run | None = None
+    unsure: Sequence[Run] = ()
     drafters: Sequence[Run] = ()
-    outlooks: Sequence[str] = ()  # of these: why each pays or not, and which draft length would
+    relaxed: Sequence[RelaxedRule] = ()
+
+    @property
+    def prompts(self) -> int:
+        """The least number of prompts that a method decoded."""
+        return min(int(run["prompts"]) for run in self.methods)
+
+    @property
+    def recommended(self) -> Run | None:
+        """The method to draft with; None if drafting is not recommended."""
+        return self.best if self.outcome == DRAFT else None
 
 
 def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
@@ -86,96 +132,65 @@ class Timed:
     busy: Sequence[str] = ()
 
 
-def advise(
-    target: str,
-    drafter: str,
-    timed: Timed | None,
-    answers: pd.DataFrame | None = None,
-    tolerated_loss: float = math.nan,
-    command: str = "",
-) -> Advice:
+def decide(drafter: str, timed: Timed | None, scores: pd.DataFrame | None = None) -> Verdict:
     """Return the verdict on drafting for a target.
 
     Methods are compared at the lowest temperature at which an engine runs a lossless one.
 
     Args:
-        target: its printed name.
         drafter: the printed name of the study's own; empty without one.
         timed: what was timed; None if nothing was.
-        answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
-        tolerated_loss: the loss of right answers that they were compared with.
-        command: that runs the study, up to a stage's name; empty if no model can be run.
+        scores: of `analysis.decoding.paired_accuracy.losses`; None if no answers were scored.
     """
-    drafted = pd.DataFrame()
-    if timed is not None:
-        drafted = timed.speeds[timed.speeds["drafter"] != "none"]
-        drafted = drafted.assign(run=drafted.index)
-    if timed is None or drafted.empty:
-        text = f"Not measured for {target}: nothing was decoded with a drafter and timed."
-        if not drafter:
-            text = f"No drafter was given for {target}: certificates only."
-        elif command:
-            text += f" Run `{command} stage=decoding`."
-        return Advice(target, UNTIMED, text, [])
+    methods = [] if timed is None else _compared_methods(timed.speeds)
+    if timed is None or not methods:
+        return Verdict(UNTIMED)
+    lossless = [run for run in methods if run["lossless"] and run["engine"]]
+    best = _best(lossless)
+    doubt = _doubt(best, methods, timed.busy)
+    outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
+    drafters = [
+        {**run, "answer": OPEN if doubt else _answer(run)}
+        for run in _fastest_of_drafters(lossless, drafter)
+    ]
+    if best is None or doubt:
+        return Verdict(outcome, doubt, methods, best, drafters=drafters)
+    scored = [] if scores is None else scores.to_dict("records")
+    return Verdict(
+        outcome,
+        doubt,
+        methods,
+        best,
+        unsure=[run for run in lossless if run["speedup"] > best["speedup"]],
+        drafters=drafters,
+        relaxed=[
+            _relaxed_rule(run, best if outcome == DRAFT else None, timed.ratios, scored)
+            for run in methods
+            if not run["lossless"]
+        ],
+    )
+
+
+def _compared_methods(speeds: pd.DataFrame) -> list[Run]:
+    """Return the methods with drafts at the temperature that counts, the fastest first."""
+    drafted = speeds[speeds["drafter"] != "none"]
+    if drafted.empty:
+        return []
+    drafted = drafted.assign(run=drafted.index)
     runnable = drafted["lossless"] & (drafted["engine"] != "")
     temperature = (drafted[runnable] if runnable.any() else drafted)["temperature"].min()
-    runs = drafted[drafted["temperature"] == temperature].sort_values("speedup", ascending=False)
-    methods = runs.to_dict("records")
-    prompts = int(runs["prompts"].min())
-    lossless: list[Run] = [run for run in methods if run["lossless"] and run["engine"]]
-    relaxed = [run for run in methods if not run["lossless"]]
-    best = _best(lossless)
-    doubt = _doubt(best, prompts, timed.busy)
-    outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
-    beside = ["Not decided for relaxed rules either."] if relaxed else []
-    if best is not None and not doubt:
-        ahead = [run for run in lossless if run["speedup"] > best["speedup"]]
-        beside = [f"Faster, but not for sure: {_unsure(run)}." for run in ahead]
-        sure = best if outcome == DRAFT else None
-        compared = _Compared(target, sure, _ratios_to(sure, relaxed, timed.ratios))
-        beside += _relaxed(relaxed, compared, answers, tolerated_loss, command)
-    how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
-    together = ""
-    if len(methods) > 1 and prompts > 1:
-        together = f"; intervals hold for all {len(methods)} timed methods at once"
-    verdict = _verdict(target, best, outcome, doubt)
-    sentence = f"{verdict} ({_counted(prompts)}, {how}{together})."
-    drafters = _fastest_of_drafters(lossless, drafter)
-    answered = [run | {"answer": OPEN if doubt else _answer(run)} for run in drafters]
-    predicted = timed.predicted
-    outlooks = [] if predicted is None else [_outlook(run, predicted) for run in drafters]
-    return Advice(target, outcome, sentence, beside, answered, list(filter(None, outlooks)))
+    runs = drafted[drafted["temperature"] == temperature]
+    rows: list[Run] = runs.sort_values("speedup", ascending=False).to_dict("records")
+    return rows
 
 
-def _doubt(best: Run | None, prompts: int, busy: Sequence[str]) -> str:
+def _doubt(best: Run | None, methods: Sequence[Run], busy: Sequence[str]) -> str:
     """Return why nothing can be decided; empty where something can."""
     if best is None:
-        return "no lossless method that an engine runs was timed"
-    if prompts < FEW_PROMPTS:
-        return f"{_counted(prompts)} of at least {FEW_PROMPTS} that are needed"
-    if busy:
-        return f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one"
-    return ""
-
-
-def _counted(prompts: int) -> str:
-    return "1 prompt" if prompts == 1 else f"{prompts} prompts"
-
-
-def _verdict(target: str, best: Run | None, outcome: str, doubt: str) -> str:
-    """Return the verdict in words, without the prompts that it comes from."""
-    if best is None:
-        return f"Not decided for {target}: {doubt}"
-    name = best["drafter_title"]
-    scheme = scheme_in_words(best)
-    speed = f"{speed_text(best)} as {target} alone"
-    if outcome == DRAFT:
-        same = "its distribution stays" if best["temperature"] else "the text stays"
-        return f"{name} pays here under {scheme}: {speed}, and {same} the same"
-    if outcome == DO_NOT:
-        return f"{name} does not pay here: the fastest lossless method, {scheme}, is only {speed}"
-    why = f"{doubt}; {method_in_words(best)} was {speed}" if doubt else _unsure(best)
-    return f"Not decided for {target}: {why}"
+        return NO_METHOD
+    if any(run["prompts"] < FEW_PROMPTS for run in methods):
+        return FEW
+    return BUSY if busy else ""
 
 
 def _answer(run: Run) -> str:
@@ -205,153 +220,19 @@ def _fastest_of_drafters(lossless: Sequence[Run], drafter: str) -> list[dict[str
     return [fastest for runs in by_drafter.values() if (fastest := _best(runs)) is not None]
 
 
-def _outlook(run: Run, predicted: pd.DataFrame) -> str:
-    """Return why a method pays or not, and what would pay; empty where nothing was predicted."""
-    found = Outlook.of(predicted, run["drafter"], run["rule"])
-    if found is None or run["draft_length"] > LONGEST:
-        return ""
-    cost = found.estimate("cost", run["draft_length"]).value
-    tokens = run["tokens_per_call"]
-    length, speed = found.best()
-    bound_length, bound = found.best("memory_bound")
-    here = "no draft length is predicted to pay here"
-    if length:
-        here = f"best here, as predicted: {_drafted(length)}, {speed.value:.2f} times as fast"
-    elsewhere = "nor where longer passes cost nothing"
-    if bound_length:
-        elsewhere = (
-            f"{_drafted(bound_length)}, {bound.value:.2f} times, if longer passes cost nothing"
-        )
-    return (
-        f"{method_in_words(run)}: a call takes as long as {cost:.2f} passes over one token here "
-        f"and gives {tokens:.2f} tokens; {here}; {elsewhere}."
-    )
-
-
-def _drafted(length: int) -> str:
-    return f"{length} drafted token{'' if length == 1 else 's'}"
-
-
-def _unsure(run: Run) -> str:
-    why = "is undefined" if math.isnan(run["ci_low"] + run["ci_high"]) else "contains 1"
-    return f"{method_in_words(run)} was {speed_text(run)}, and its interval {why}"
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """What relaxed rules are compared with: a method that is surely faster, or the target alone."""
-
-    target: str
-    lossless: Run | None
-    ratios: Mapping[int, Run]  # speed of each relaxed run over that of `lossless`
-
-    @property
-    def beaten(self) -> str:
-        if self.lossless is None:
-            return "not drafting"
-        return method_in_words(self.lossless)
-
-    def is_faster(self, run: Run) -> bool:
-        ends = run if self.lossless is None else self.ratios[run["run"]]
-        return bool(ends["ci_low"] > 1)
-
-    def speed(self, run: Run) -> str:
-        text = f"{speed_text(run)} as {self.target} alone"
-        if self.lossless is not None:
-            text += f", and {speed_text(self.ratios[run['run']])} as {self.beaten}"
-        return text
-
-
-def _ratios_to(
-    lossless: Run | None, relaxed: Sequence[Run], ratios: pd.DataFrame | None
-) -> dict[int, Run]:
-    """Return the speed of each relaxed run over that of a lossless one."""
-    if lossless is None or not relaxed:
-        return {}
-    assert ratios is not None, "a relaxed rule needs its ratio to the recommended method"
-    rows = ratios[ratios["lossless"] == lossless["run"]]
-    named = rows.rename(columns={"ratio": "speedup"})
-    return {row["relaxed"]: row for row in named.to_dict("records")}
-
-
-def _relaxed(
-    relaxed: Sequence[Run],
-    compared: _Compared,
-    answers: pd.DataFrame | None,
-    tolerated_loss: float,
-    command: str,
-) -> list[str]:
-    """Return sentences on the fastest surely faster rule of each engine, or that there is none."""
-    scored = [] if answers is None else answers.to_dict("records")
-    texts: list[str] = []
-    offered: set[str] = set()
-    for run in filter(compared.is_faster, relaxed):
-        name = method_in_words(run)
-        speed = compared.speed(run)
-        own = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
-        when = f"If the text may change, in {run['engine']}" if run["engine"] else "In no engine"
-        if run["accepted"] >= run["tested"]:
-            texts.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
-        elif own is not None and own["falls"]:
-            texts.append(
-                f"Avoid {name}: it was {speed}, but right answers fell from {own['alone']} to "
-                f"{own['right']} of {own['items']}."
-            )
-        elif when not in offered:
-            offered.add(when)
-            texts.append(
-                f"{when}: {name} was {speed}. It gives up {run['nats_given_up']:.2g} nats per "
-                f"token. {_right_answers(own, tolerated_loss, command)}."
-            )
-    if relaxed and not texts:
-        which = f"The fastest of {len(relaxed)} timed" if relaxed[1:] else "The only one timed"
-        fastest = f"{method_in_words(relaxed[0])}, was"
-        texts = [
-            f"No relaxed rule was measurably faster than {compared.beaten}. {which}, {fastest} "
-            f"{compared.speed(relaxed[0])}."
-        ]
-    return texts
-
-
-def _right_answers(scored: Run | None, tolerated_loss: float, command: str) -> str:
-    """Return what is known of the right answers with a rule, given its row of scored answers."""
-    if scored is None:
-        unknown = "Its right answers were not measured"
-        return f"{unknown}: run `{command} stage=accuracy`" if command else unknown
-    counts = f"{scored['right']} of {scored['items']} answers were right"
-    judged = "excluded" if scored["within"] else "not excluded"
-    loss = f"a loss of {100 * tolerated_loss:g} points is {judged}"
-    return f"{counts}, {scored['alone']} without it; {loss}"
-
-
-def method_in_words(run: Run) -> str:
-    """Return a method as a phrase.
-
-    >>> run = {"scheme": "additive (t = 0.1)", "drafter_title": "small", "draft_length": 4}
-    >>> method_in_words(run)
-    'small under additive (t = 0.1; γ = 4)'
-    """
-    return f"{run['drafter_title']} under {scheme_in_words(run)}"
-
-
-def scheme_in_words(run: Run) -> str:
-    """Return how a method verifies, with its draft length.
-
-    >>> scheme_in_words({"scheme": "strict greedy", "draft_length": 4})
-    'strict greedy (γ = 4)'
-    """
-    scheme = run["scheme"]
-    length = f"γ = {run['draft_length']}"
-    return f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-
-
-def speed_text(run: Run) -> str:
-    """Return a measured speed with its interval, with digits that tell an end from 1.
-
-    >>> speed_text({"speedup": 1.1297, "ci_low": 1.0801, "ci_high": 1.1848})
-    '1.13 [1.08, 1.18] times as fast'
-    >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
-    '1.130 [1.001, 1.185] times as fast'
-    """
-    times = Estimate.read(run, "speedup", SPEEDUP_ENDS)
-    return f"{estimate_text(times, apart=[1], zero_width=True)} times as fast"
+def _relaxed_rule(
+    run: Run, recommended: Run | None, ratios: pd.DataFrame | None, scored: Sequence[Run]
+) -> RelaxedRule:
+    """Judge a relaxed rule by its speed, by what it rejected and by its right answers."""
+    ratio = None
+    if recommended is not None:
+        assert ratios is not None, "a relaxed rule needs its ratio to the recommended method"
+        of_pair = (ratios["relaxed"] == run["run"]) & (ratios["lossless"] == recommended["run"])
+        ratio = ratios[of_pair].rename(columns={"ratio": "speedup"}).to_dict("records")[0]
+    scores = next((row for row in scored if all(row[key] == run[key] for key in SETTING)), None)
+    judgement = OFFERED
+    if run["accepted"] >= run["tested"]:
+        judgement = REJECTS_NOTHING
+    elif scores is not None and scores["falls"]:
+        judgement = LOSES_ANSWERS
+    return RelaxedRule(run, ratio, judgement, scores)

@@ -40,7 +40,10 @@ def rules_figure(results: Results) -> Figure:
         heights = np.arange(len(rules))
         labels = [rule.label for rule in rules]
         for axis, target in zip(axes[0], results.targets, strict=True):
-            for side, kind, marker in ((-0.5, "certified", "D"), (0.5, "acceptance", "o")):
+            for side, kind, marker, colour in (
+                (-0.5, "certified", "D", style.CERTIFIED),
+                (0.5, "acceptance", "o", style.ACCEPTED),
+            ):
                 rows = results.select("acceptance", target=target, statistic=kind)
                 rows = rows.set_index("rule").loc[labels]
                 axis.errorbar(
@@ -48,7 +51,7 @@ def rules_figure(results: Results) -> Figure:
                     heights + APART * side,
                     xerr=style.error_bars(*Estimate.read(rows)),
                     fmt=marker,
-                    color=style.LINES[side > 0][0],
+                    color=colour,
                     markersize=3,
                     elinewidth=0.7,
                     label=COLUMNS[kind],
@@ -93,7 +96,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
         axes = drawing.subplots(len(by_target), sharex=True, squeeze=False)[:, 0]
         for axis, (name, frame) in zip(axes, by_target.items(), strict=True):
             shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
-            colours = [style.BLUE if low >= 0 else style.VERMILION for low in frame["low"]]
+            colours = [style.CERTIFIED if low >= 0 else style.ACCEPTED for low in frame["low"]]
             bars = axis.bar(range(len(frame)), shares, color=colours)
             counts = [f"{steps:.0f}" if steps else "" for steps in frame["steps"]]
             axis.bar_label(bars, counts, fontsize=5)
@@ -113,7 +116,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
         "margins",
         "Acceptance over R − KL",
         "Share of steps whose draft is accepted, by the certificate R minus the drafter's KL(p‖q). "
-        f"Rule: {rule}. Right of zero the step is certified (blue), and every draft is accepted; "
+        f"Rule: {rule}. Right of zero the step is certified (green), and every draft is accepted; "
         "left of it (orange) nothing is guaranteed. Numbers: steps." + note,
         draw,
     )

@@ -13,10 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.call_costs import CONFIGURED, GREEDY, Outlook
+from ..decoding.call_costs import GREEDY, MethodOutlook, Outlook
+from ..decoding.metrics import CONFIGURED
 from ..decoding.speed import SPEEDUP_ENDS
-from ..decoding.verdict import Advice, method_in_words
 from ..statistics.estimate import Estimate
+from .advice import Advice, method_in_words
 from .results import Results
 from .table import Table, rows_by_method
 from .text import UNDEFINED, estimate_texts, number_text, percent_text, speed_texts
@@ -52,9 +53,10 @@ def methods_table(
                     "engine that runs it": method["engine"],
                     "faster?": method["answer"],
                     **Estimate.read(method, "tokens_per_call").columns("tokens_per_call"),
-                    **_outlook(predicted.get(of_target.target), method),
+                    **MethodOutlook.of(predicted.get(of_target.target), method).columns(),
                     **Estimate.read(method, "speedup", SPEEDUP_ENDS).columns("speedup"),
                     **accepted.columns("accepted"),
+                    "drafted_per_call": method.get("drafted_per_call", nan),
                 }
             )
     if not rows:
@@ -68,7 +70,7 @@ def methods_table(
         "speed here": speed_texts(Estimate.read(data, "speedup")),
         "best length here": _lengths(data, "best"),
         "if longer passes cost nothing": _lengths(data, "bound"),
-        "accepted": estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True),
+        "accepted": _accepted_texts(data),
     }
     caption = (
         "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
@@ -78,27 +80,19 @@ def methods_table(
         "cost per call, not timed, without the time to the first token. If longer passes cost "
         "nothing: the same if a pass over several tokens took as long as over one, which is "
         "nearly true in engines; drafting still takes the time it takes here. Accepted: of the "
-        "drafter's first choices along the target's text; of look-up, of the tokens it drafted."
+        "drafter's first choices along the target's text; of look-up, of the tokens it drafted, "
+        "which are few a call, since it drafts only where it finds a match."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 
 
-def _outlook(predicted: pd.DataFrame | None, method: Mapping[Any, Any]) -> Row:
-    """Return what a call of a method costs, and the best draft lengths; undefined if unknown."""
-    found = None
-    if predicted is not None:
-        found = Outlook.of(predicted, method["drafter"], method["rule"])
-    if found is None:
-        unknown = dict.fromkeys(["best_length", "best_speed", "bound_length", "bound_speed"], nan)
-        return Estimate(nan).columns("cost") | unknown
-    best_length, best_speed = found.best()
-    bound_length, bound_speed = found.best("memory_bound")
-    return found.estimate("cost", method["draft_length"]).columns("cost") | {
-        "best_length": best_length,
-        "best_speed": best_speed.value,
-        "bound_length": bound_length,
-        "bound_speed": bound_speed.value,
-    }
+def _accepted_texts(data: pd.DataFrame) -> list[str]:
+    """Return the cells of accepted shares, each with the drafted tokens that it is a share of."""
+    shares = estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True)
+    return [
+        share if isnan(drafted) else f"{share} of {drafted:.2f} a call"
+        for share, drafted in zip(shares, data["drafted_per_call"], strict=True)
+    ]
 
 
 def _lengths(data: pd.DataFrame, name: str) -> list[str]:

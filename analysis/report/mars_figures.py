@@ -26,10 +26,10 @@ POINTS = {  # colour and size, by outcome
     SECOND: (style.GREEN, 7),
 }
 RATIO = "logit ratio z₂/z₁"
-PROBABILITY_RATIO = "probability ratio p₂/p₁"
+PROBABILITY_RATIO = "probability ratio p₁/p₀"
 SCATTERS = (  # columns and names of x and y
     ("z1", "z2", "z₁", "z₂"),
-    ("p1", "p2", "p₁", "p₂"),
+    ("p0", "p1", "p₀", "p₁"),
     ("ratio", "probability_ratio", RATIO, PROBABILITY_RATIO),
 )
 HISTOGRAMS = {"z1": ("largest logit z₁", 0.0), "ratio": (RATIO, THRESHOLD),
@@ -66,8 +66,8 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
         "The two largest logits, and what MARS accepts",
         "The two most probable tokens at every step of the greedy answers, after Figures 1 and 5 "
         f"of MARS. Coloured: steps whose logit ratio exceeds {THRESHOLD:g} (dashed), by the token "
-        "drafted; MARS accepts ranks 1 and 2 there, strict greedy only rank 1. MARS does not relax "
-        "where z₁ is not positive.",
+        "drafted; MARS accepts ranks 1 and 2 there, strict greedy only rank 1. z₁ and z₂: the two "
+        "largest logits, as MARS names them; MARS does not relax where z₁ is not positive.",
         draw,
     )
 
@@ -87,8 +87,9 @@ def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
     counts = steps["outcome"].value_counts()
     shown = [name for name in (FIRST, SECOND, REJECTED) if counts[name]]
     text = "\n".join(f"{name.removeprefix('above, ')}: {counts[name]}" for name in shown)
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
     axes[2].text(0.03, 0.97, f"Above {THRESHOLD:g}:\n{text}", va="top", fontsize=6,
-                 transform=axes[2].transAxes)  # fmt: skip
+                 transform=axes[2].transAxes, bbox=behind)  # fmt: skip
 
 
 def thresholds_figure(

@@ -49,7 +49,7 @@ SHOWN: Mapping[int, tuple[type[Rule], str, str]] = {  # beside strict greedy, th
         Tree,
         "tree certificates over m",
         "Tree certificates across m, beside strict greedy: share of steps whose certificate "
-        "exceeds ε, bounded by log(m+1) (Theorem 5.3). The axis is longer than in Figures 2 to 4.",
+        "exceeds ε, bounded by log(m+1) (Theorem 5.3).",
     ),
 }
 
@@ -93,7 +93,14 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
     """Figures 2 to 5, the share of steps whose certificate exceeds ε; None without its rules."""
     family, title, caption = SHOWN[number]
-    rules = [rule for rule in targets[0].certificates if type(rule) in (StrictGreedy, family)]
+    own = family is StrictGreedy  # a user's rules stand beside it
+    rules = [
+        rule
+        for rule in targets[0].certificates
+        if type(rule) in (StrictGreedy, family) or (own and rule.is_custom)
+    ]
+    if len(rules) > 1 and own:
+        caption = f"{caption} Beside it: rules of your own."
     if not any(type(rule) is family for rule in rules):
         return None
 
@@ -114,6 +121,8 @@ def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
         style.legend(drawing, axes[:1], columns)
         return drawing
 
+    if family is Tree and any(rule.ceiling > StrictGreedy().ceiling for rule in rules):
+        caption += " The axis is longer than in Figures 2 to 4."
     name = f"figure{number}"
     return Figure(name, f"Figure {number}: {title}", f"{caption} {BAND}", draw)
 

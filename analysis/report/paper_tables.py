@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from ..rules import Additive, Multiplicative, Rule, TopMAdditive
@@ -17,9 +18,10 @@ from ..statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from .published import TABLE2, printed
 from .results import Results
 from .table import Table, cells_to_grid
-from .text import decimals, number_text, percent_text, run_text, symbol
+from .text import number_text, percent_text, run_text, small_text, symbol
 
 HEADS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}  # of the statistics
+DIGITS = {"mean": 3, "median": 3, "p5": 4, "p25": 4}  # of certificates, in every study
 FAMILIES = {  # of Table 3: heading and parameter
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
@@ -45,15 +47,18 @@ def table1(results: Results) -> Table:
     return Table(
         "table1",
         "Table 1: probability of the k most probable tokens",
-        "Distribution of the top-k cumulative target probability p₁ + ... + pₖ over decoding "
-        f"steps, where pᵢ is the i-th largest target probability. {_few_note(data)}".strip(),
+        "Distribution of the cumulative probability of the target's k most probable tokens, from "
+        f"p₀ on, over decoding steps. {_few_note(data)}".strip(),
         data.assign(published=[printed(*row) for row in rows]),
         grid.rename(columns=HEADS, level="statistic"),
     )
 
 
-def table2(results: Results) -> Table:
-    """Table 2: certificates under the paper's criteria, and the user's own."""
+def table2(results: Results, intervals: bool = False) -> Table:
+    """Table 2: certificates under the paper's criteria, and the user's own.
+
+    `intervals`: in LaTeX each row has its intervals below it.
+    """
     return _statistics_table(
         results,
         "table2",
@@ -62,6 +67,7 @@ def table2(results: Results) -> Table:
         "certificates tolerate more drafter error; those of single tokens stay below log 2 "
         "(Theorem 4.6), those of trees below log(m+1) (Theorem 5.3). ",
         _of_table2(results),
+        intervals,
     )
 
 
@@ -148,8 +154,11 @@ def run_length_table(results: Results, index: int) -> Table:
     )
 
 
-def table7(results: Results) -> Table | None:
-    """Table 7: certificates of the rules that are in no table of the paper; None without one."""
+def table7(results: Results, intervals: bool = False) -> Table | None:
+    """Table 7: certificates of the rules that are in no table of the paper; None without one.
+
+    `intervals` are as in Table 2.
+    """
     above = {*_of_table2(results), *_of_table3(results), *_of_table4(results)}
     rules = [rule for rule in results.certified_rules if rule not in above]
     if not rules:
@@ -160,6 +169,7 @@ def table7(results: Results) -> Table | None:
         "Table 7: certificates of rules beyond the paper's tables",
         f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}",
         rules,
+        intervals,
     )
 
 
@@ -212,12 +222,23 @@ def _certificates(
 
 def _texts(results: Results, data: pd.DataFrame) -> list[str]:
     """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there."""
-    digits = data.groupby("statistic")["value"].agg(decimals)
     cells = []
     for label, statistic, value in zip(data["rule"], data["statistic"], data["value"], strict=True):
         finite = min(value, results.rules[label].ceiling)
         mark = "*" if value == math.inf else ""
-        cells.append(number_text(finite, digits[statistic]) + mark)
+        cells.append(small_text(finite, DIGITS[statistic]) + mark)
+    return cells
+
+
+def _interval_texts(results: Results, data: pd.DataFrame) -> list[str]:
+    """Return the intervals of certificates as cells."""
+    ends = zip(data["ci_low"], data["ci_high"], strict=True)
+    rows = zip(data["rule"], data["statistic"], ends, strict=True)
+    cells = []
+    for label, statistic, pair in rows:
+        ceiling = results.rules[label].ceiling
+        low, high = (small_text(min(end, ceiling), DIGITS[statistic]) for end in pair)
+        cells.append(f"[{low}, {high}]")
     return cells
 
 
@@ -246,13 +267,29 @@ def _few_note(data: pd.DataFrame) -> str:
 
 
 def _statistics_table(
-    results: Results, name: str, title: str, caption: str, rules: Sequence[Rule]
+    results: Results, name: str, title: str, caption: str, rules: Sequence[Rule], intervals: bool
 ) -> Table:
-    """Return all statistics, and the shares of exact and empty certificates where there are any."""
+    """Return all statistics, and the shares of exact and empty certificates where there are any.
+
+    In LaTeX it has the statistics alone, with their `intervals` on request.
+    """
     data = _certificates(results, rules, HEADS)
-    grid = cells_to_grid(data, "rule", ["target", "statistic"], _texts(results, data))
+
+    def grid_of(cells: Iterable[str]) -> pd.DataFrame:
+        return cells_to_grid(data, "rule", ["target", "statistic"], cells)
+
+    def headed(grid: pd.DataFrame) -> pd.DataFrame:
+        named = grid.rename(index=results.titles).rename(columns=HEADS, level="statistic")
+        return named.rename_axis(index="Criterion")
+
+    numbers = grid_of(_texts(results, data))
+    printed_rows = headed(numbers)
+    if intervals:
+        ends = grid_of(_interval_texts(results, data)).rename(index=lambda _: "")
+        printed_rows = _alternating(printed_rows, headed(ends))
     means = data[data["statistic"] == "mean"]
     statistics = list(HEADS)
+    grid = numbers
     for head, shares, usual in (("exact", 1 - means["inexact"], 1), ("empty", means["empty"], 0)):
         if (shares != usual).any():
             of_head = means.assign(statistic=head)
@@ -260,7 +297,11 @@ def _statistics_table(
             grid = grid.join(cells_to_grid(of_head, "rule", ["target", "statistic"], cells))
             statistics.append(head)
     order = pd.MultiIndex.from_product([results.targets, statistics], names=grid.columns.names)
-    grid = grid[order]
-    grid = grid.rename(index=results.titles).rename(columns=HEADS, level="statistic")
-    grid = grid.rename_axis(index="Criterion")
-    return Table(name, title, f"{caption}{_notes(results, data)}".strip(), data, grid)
+    text = f"{caption}{_notes(results, data)}".strip()
+    return Table(name, title, text, data, headed(grid[order]), printed_rows)
+
+
+def _alternating(rows: pd.DataFrame, below: pd.DataFrame) -> pd.DataFrame:
+    """Return each row of a table with that of another below it."""
+    order = np.arange(2 * len(rows)).reshape(2, -1).T.ravel()
+    return pd.concat([rows, below]).iloc[order]

@@ -28,10 +28,10 @@ def parts_table(results: Results) -> Table:
         what = f"accepted for {results.drafter} and certified at its KL(p‖q)"
     return Table(
         "parts",
-        "By margin and by position in the answer",
-        f"Steps by the target's margin log p₀ − log p₁, and in the first and second half of its "
-        f"answers: {what}. Strict greedy rejects and certifies least at low margins; a relaxed "
-        "rule helps where its row exceeds that of strict greedy.",
+        "By logit gap and by position in the answer",
+        f"Steps by the target's logit gap log p₀ − log p₁, and in the first and second half of its "
+        f"answers: {what}. Strict greedy accepts and certifies least where the gap is small; a "
+        "relaxed rule helps where its row exceeds that of strict greedy.",
         data,
         table.rename(index=STATISTICS, level=0)
         .rename(index={**results.titles, "": ""}, level=1)

@@ -58,6 +58,9 @@ SKY = "#56B4E9"
 BLACK = "#000000"
 PURPLE = "#7B4FA3"
 GREY = "#B8B8B8"
+# of a step, the same in figures and in the coloured answers of the page
+CERTIFIED = GREEN
+ACCEPTED = ORANGE
 # lines differ in style as well as in colour
 LINES = (
     (BLUE, (0, ())),

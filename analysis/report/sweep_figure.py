@@ -47,8 +47,9 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     """Draw the statistics of a sweep over its first key, a column of panels for each target.
 
     If rows also differ in a second key, in rules or methods, each combination has a curve of its
-    own, of at most two statistics; only the first `MAX_LINES` are drawn. Numbers are drawn as
-    lines, other values as points; bars are intervals over prompts. None: nothing to draw.
+    own, of at most two statistics. Of more than `MAX_LINES` combinations the first ones are drawn,
+    and the figure says of how many. Numbers are drawn as lines, other values as points; bars are
+    intervals over prompts. None: nothing to draw.
     """
     if "draft_length" in table:  # 0 is the target alone
         table = table[table["draft_length"] > 0]
@@ -57,12 +58,12 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
         return None
     targets = table["target"].unique()
     kinds = _kinds(table, swept)
+    combinations = 1
     if kinds:
+        parts = list(table.groupby(kinds, sort=False, dropna=False))
+        combinations = len(parts)
         rows = [[name] for name in SELECTED if name in statistics][:2] or [statistics[:1]]
-        groups = {
-            ", ".join(map(_described, kinds, key)): part
-            for key, part in list(table.groupby(kinds, sort=False, dropna=False))[:MAX_LINES]
-        }
+        groups = {", ".join(map(_described, kinds, key)): part for key, part in parts[:MAX_LINES]}
     else:
         rows = [[name for name in names if name in statistics] for names in PANELS.values()]
         rows = [names for names in rows if names]
@@ -81,6 +82,11 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     labels = {text for axis in several for text in axis.get_legend_handles_labels()[1]}
     legend(figure, several, COLUMNS)
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(labels) // COLUMNS))
+    if combinations > MAX_LINES:
+        figure.suptitle(
+            f"the first {MAX_LINES} of {combinations} combinations; the CSV file has all",
+            fontsize="small",
+        )
     return figure
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
@@ -43,9 +43,19 @@ SYMBOLS = {
     "θ": r"\theta",
     "ρ": r"\rho",
     "τ": r"\tau",
-    **{subscript: f"_{{{plain}}}" for subscript, plain in zip("₀₁₂ₖₘ", "012km", strict=True)},
+    **{
+        subscript: f"_{{{plain}}}"
+        for subscript, plain in zip("₀₁₂₃₄₅₆₇₈₉ᵢₖₘ", "0123456789ikm", strict=True)
+    },
 }
-ESCAPED = re.compile(rf"([{''.join(SYMBOLS)}]+)|[{re.escape(''.join(SPECIAL))}]")
+RAISED = dict(zip("⁺¹²ⁿᵞ", ["+", "1", "2", "n", r"\gamma"], strict=True))
+ESCAPED = re.compile(
+    rf"([{''.join(SYMBOLS)}]+)|([{''.join(RAISED)}]+)|[{re.escape(''.join(SPECIAL))}]"
+)
+# LaTeX fonts by the mean width of a letter in points, and what stands between two columns
+FONTS = {r"\footnotesize": 4.2, r"\scriptsize": 3.7}
+GAP = 6.0
+POINTS_PER_INCH = 72.27
 FORMULA = re.compile(r"^(?=[=@\t\r]|[+-](?!([\d.]+(e[+-]?\d+)?)?$))")  # what a spreadsheet computes
 
 
@@ -59,43 +69,86 @@ class Table:
     data: pd.DataFrame  # tidy numbers, as written to the CSV file
     # the cells as text. The name of its (last) index level is the heading of the first column
     cells: pd.DataFrame
+    printed_cells: pd.DataFrame | None = None  # those for LaTeX, where a paper shows others
 
     def html(self) -> str:
         """Return the table in HTML, of class `printed`; its texts are escaped."""
         with pd.option_context("display.max_colwidth", None):
-            text = str(self._headed.to_html(border=0, classes="printed"))
+            text = str(_headed(self.cells).to_html(border=0, classes="printed"))
         return re.sub("<th([^>]*)></th>", r"<td\1></td>", text)  # no heading
 
     def latex(self) -> str:
-        """Return the table as a LaTeX float, which needs the package booktabs."""
-        headed = self._headed.rename(index=latex, columns=latex).map(latex)
-        names = [name and latex(name) for name in headed.columns.names]
-        headed.columns = headed.columns.set_names(names)
-        return str(
-            headed.to_latex(
-                caption=latex(self.caption),
-                label=f"tab:{self.name}",
-                position="t",
-                column_format="l" * headed.index.nlevels + "r" * headed.shape[1],
-                multicolumn_format="c",
-                multirow=False,
-                escape=False,
-            )
+        """Return the table as a LaTeX float; its first line names the packages that it needs.
+
+        It is one column wide where it fits, else as wide as the page, in a small font and scaled
+        down if it has to be.
+        """
+        cells = self.cells if self.printed_cells is None else self.printed_cells
+        headed = _headed(cells)
+        layout = _layout(headed)
+        headed = headed.rename(index=latex, columns=latex).map(latex)
+        headed.columns = headed.columns.set_names(
+            [name and latex(name) for name in headed.columns.names]
         )
+        tabular = headed.to_latex(
+            column_format="l" * headed.index.nlevels + "r" * headed.shape[1],
+            multicolumn_format="c",
+            multirow=False,
+            escape=False,
+        ).rstrip()
+        packages = ["booktabs"]
+        if layout.is_scaled:
+            packages.append("graphicx")
+            tabular = f"\\resizebox{{\\textwidth}}{{!}}{{%\n{tabular}}}"
+        lines = [
+            f"% \\usepackage{{{','.join(packages)}}}",
+            f"\\begin{{{layout.environment}}}[t]",
+            "\\centering",
+            f"\\caption{{{latex(self.caption)}}}",
+            f"\\label{{tab:{self.name}}}",
+            layout.font,
+            "\\setlength{\\tabcolsep}{3pt}",
+            tabular,
+            f"\\end{{{layout.environment}}}",
+        ]
+        return "\n".join(lines) + "\n"
 
     def files(self) -> dict[str, bytes]:
         """Return the contents of the table's files by path."""
         texts = {"csv": csv_text(self.data), "tex": self.latex()}
         return {f"tables/{self.name}.{kind}": text.encode() for kind, text in texts.items()}
 
-    @property
-    def _headed(self) -> pd.DataFrame:
-        """`cells` with the heading of its first column in the last row of the header."""
-        cells = self.cells.where(self.cells.notna(), UNDEFINED)
-        above = [None] * (cells.columns.nlevels - 1)
-        cells.columns = cells.columns.set_names([*above, cells.index.names[-1] or ""])
-        cells.index = cells.index.set_names([None] * cells.index.nlevels)
-        return cells
+
+class Layout(NamedTuple):
+    """How a table is set in LaTeX."""
+
+    environment: str  # table: in a column; table*: across the page
+    font: str
+    is_scaled: bool  # to the width of the page
+
+
+def _layout(headed: pd.DataFrame) -> Layout:
+    """Return the widest layout that the texts need, by their number of characters."""
+    index = headed.index.to_frame()
+    names = [[str(name)] for name in headed.columns.get_level_values(-1)]
+    texts = [[str(text) for text in index[name]] for name in index]
+    texts += [[*name, *map(str, headed.iloc[:, at])] for at, name in enumerate(names)]
+    letters = sum(max(map(len, column), default=0) for column in texts)
+    for environment, available in (("table", style.COLUMN), ("table*", style.TEXT)):
+        for font, letter in FONTS.items():
+            width = letter * letters + GAP * len(texts)
+            if width <= available * POINTS_PER_INCH:
+                return Layout(environment, font, is_scaled=False)
+    return Layout("table*", font, is_scaled=True)
+
+
+def _headed(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return `cells` with the heading of its first column in the last row of the header."""
+    cells = cells.where(cells.notna(), UNDEFINED)
+    above = [None] * (cells.columns.nlevels - 1)
+    cells.columns = cells.columns.set_names([*above, cells.index.names[-1] or ""])
+    cells.index = cells.index.set_names([None] * cells.index.nlevels)
+    return cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +160,21 @@ class Figure:
     caption: str
     draw: Callable[[], Drawing]
 
-    def files(self) -> dict[str, bytes]:
-        """Return the contents of the figure's files by path."""
+    def files(self, titles: bool = True) -> dict[str, bytes]:
+        """Return the contents of the figure's files by path.
+
+        Without `titles` the PDF has none; the picture of the page always has them.
+        """
         drawing = self.draw()
-        kinds = ("pdf", "png")
-        return {f"figures/{self.name}.{kind}": style.render(drawing, kind) for kind in kinds}
+        printed = drawing
+        if not titles:
+            printed = self.draw()
+            for axes in printed.axes:
+                axes.set_title("")
+        return {
+            f"figures/{self.name}.pdf": style.render(printed, "pdf"),
+            f"figures/{self.name}.png": style.render(drawing, "png"),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +196,17 @@ class Section:
 def latex(text: object) -> str:
     r"""Return plain text for LaTeX: special characters escaped, symbols in mathematics.
 
-    >>> print(latex("Additive (t = 0.1), α & γ > 10 %"))
-    Additive (t = 0.1), $\alpha$ \& $\gamma$ $>$ 10 \%
+    >>> print(latex("Additive (t = 0.1), α & γ > 10 %, aⁿ⁺¹"))
+    Additive (t = 0.1), $\alpha$ \& $\gamma$ $>$ 10 \%, a$^{n+1}$
     """
 
     def escaped(part: re.Match[str]) -> str:
-        return f"${''.join(SYMBOLS[sign] for sign in part[1])}$" if part[1] else SPECIAL[part[0]]
+        if part[1]:
+            formula = "".join(SYMBOLS[sign] for sign in part[1])
+            return f"${formula.replace('}_{', '')}$"  # one subscript, of all its digits
+        if part[2]:
+            return f"$^{{{''.join(RAISED[sign] for sign in part[2])}}}$"
+        return SPECIAL[part[0]]
 
     return ESCAPED.sub(escaped, str(text))
 

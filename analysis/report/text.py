@@ -33,6 +33,18 @@ def number_text(value: float, digits: int = 2) -> str:
     return UNDEFINED if math.isnan(value) else f"{value:z.{digits}f}".replace("inf", "∞")
 
 
+def small_text(value: float, digits: int) -> str:
+    """Return a number that is not negative, with a fixed number of decimals; only 0 prints as 0.
+
+    >>> small_text(0.00031, 4), small_text(0.00003, 4), small_text(0.0, 4)
+    ('0.0003', '< 0.0001', '0.0000')
+    """
+    least = 10.0**-digits
+    return (
+        f"< {number_text(least, digits)}" if 0 < value < least / 2 else number_text(value, digits)
+    )
+
+
 def decimals(values: Iterable[float], most: int = 5) -> int:
     """Return with how many decimals a column of numbers is printed, from 3 to `most`.
 

@@ -7,17 +7,19 @@ right the gain of one more drafted token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ..decoding.decoded_trees import ERSS, GREEDY, GSS, SHAPES
 from ..decoding.metrics import Decoded
 from ..decoding.tree_curves import ADDED, FIXED, LEAST, TOKENS, tree_curves
-from .style import GREY, LINES, error_bars, grid, legend, styled
+from .style import GREY, LINES, error_bars, grid, styled
 from .table import Figure
 
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
@@ -50,7 +52,7 @@ def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Fi
                 scale.set_major_locator(LogLocator(subs=(1, 3)))
                 scale.set_minor_locator(NullLocator())
                 scale.set_major_formatter("{x:g}")  # powers of ten would need math text
-        legend(drawing, axes.flat, 3)
+        _legend(drawing, curves)
         return drawing
 
     return Figure(
@@ -78,9 +80,24 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
             face = "white" if scheme == ERSS else colour
             ends = error_bars(value, part["ci_low"], part["ci_high"])
             axis.errorbar(k * APART[scheme], value, ends, fmt=marker, color=colour, markersize=3.5,
-                          markerfacecolor=face, elinewidth=0.7,
-                          label=f"{curve}, {scheme}")  # fmt: skip
+                          markerfacecolor=face, elinewidth=0.7)  # fmt: skip
         else:
-            label = curve if kind == "bound" else None
             width = BOUND_WIDTHS.get(curve, 0.9)
-            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width, label=label)
+            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width)
+
+
+def _legend(drawing: Drawing, curves: pd.DataFrame) -> None:
+    """Add a legend: a colour for each shape, a marker and a line for each scheme, the bounds."""
+    bounds = curves["curve"][curves["kind"] == "bound"].unique()
+    shapes = curves["curve"][curves["kind"] != "bound"].unique()
+    handles = [Line2D([], [], color=COLOURS[shape], linewidth=3, label=shape) for shape in shapes]
+    for scheme in curves["scheme"][curves["kind"] == "measured"].unique():
+        marker, dashes = STYLES[scheme]
+        look: dict[str, Any] = {"color": "black", "marker": marker, "linestyle": dashes}
+        face = "white" if scheme == ERSS else "black"
+        look |= {"markersize": 3.5, "markerfacecolor": face, "linewidth": 0.9}
+        handles.append(Line2D([], [], **look, label=f"{scheme}: measured, predicted"))
+    for bound in bounds:
+        width = BOUND_WIDTHS.get(bound, 0.9)
+        handles.append(Line2D([], [], color=GREY, linewidth=width, label=bound))
+    drawing.legend(handles=handles, loc="outside lower center", ncols=3)

@@ -9,11 +9,12 @@ import pandas as pd
 
 from ..acceptance.guarantees import certified_by_greedy, guaranteed_per_call
 from ..acceptance.target import Target
-from ..decoding.metrics import Decoded
-from ..decoding.verdict import UNTIMED, Advice
+from ..decoding.metrics import CONFIGURED, Decoded
+from ..decoding.verdict import UNTIMED
+from .advice import Advice
 from .results import LEVEL
 from .table import Table
-from .text import number_text
+from .text import number_text, percent_text
 
 DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
 
@@ -21,7 +22,7 @@ DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
 def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
     """Return a line on what a token costs: of the target alone, and drafted."""
     alone = speeds[speeds["drafter"] == "none"]
-    drafted = speeds[speeds["drafter"] == "model"]
+    drafted = speeds[speeds["drafter"] == CONFIGURED]
     text = (
         f"{decoded.target} alone: {alone['tokens_per_second'].iloc[0]:.3g} tokens per second, "
         f"{1000 * alone['per_token'].iloc[0]:.3g} ms per token"
@@ -53,7 +54,7 @@ def log_advice(target: Target) -> Advice:
     relax = (
         "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
         "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "
-        "which setting certifies stands below."
+        "which setting certifies stands above."
     )
     draft_length = (
         "How long should drafts be? That depends on what a step costs, which no log tells. Ask the "
@@ -71,8 +72,14 @@ def log_advice(target: Target) -> Advice:
                 " Guaranteed tokens per call by draft length, to a drafter within "
                 f"{LEVEL:g} nats at every step: {each}."
             )
-    sentence = (
-        f"A log of {target.label} tells how much drafter error it tolerates, not whether drafting "
-        "pays: the cost of a step is missing."
+    sentence = f"{target.label} was logged without strict greedy among the rules."
+    if certified is not None:
+        sentence = (
+            f"Strict greedy certifies {percent_text(float(certified.mean()))} of the steps of "
+            f"{target.label}: there it accepts any drafter within {LEVEL:g} nats."
+        )
+    pays = (
+        "Does drafting pay? A log does not tell: the cost of a step is missing. It tells how much "
+        "drafter error the target tolerates."
     )
-    return Advice(target.label, UNTIMED, sentence, [relax, draft_length])
+    return Advice(target.label, UNTIMED, sentence, [relax, draft_length, pays])

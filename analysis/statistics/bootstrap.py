@@ -2,8 +2,8 @@
 
 Steps of one prompt are correlated, so whole prompts are resampled; several answers to a prompt, or
 pieces of one, stay together. A certificate can be +inf (empty rejection region): quantiles rank it
-at the top, means replace it by the rule's ceiling. Of certificates that are intervals the
-statistics count the lower ends.
+at the top, means replace it by the rule's ceiling. Where a certificate is an interval, its lower
+end counts.
 
 Plain bootstrap intervals are too narrow with few prompts, so they are widened by Student's t:
 `tail_level` and `student_factor`.
@@ -174,7 +174,7 @@ class PromptBootstrap:
         return Estimate(quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high)
 
     def ratio_interval(self, counted: Counted, among: Counted | None = None) -> Estimate:
-        """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
+        """Return the `ratio` of sums of (N,) values: `counted` over `among`, or over all steps."""
         above = np.bincount(self.answer_index, counted)
         below = self.answer_steps if among is None else np.bincount(self.answer_index, among)
         return self.ratio(above, below)

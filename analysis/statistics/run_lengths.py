@@ -1,8 +1,8 @@
 """Certifiable run lengths: the tokens per call guaranteed to any drafter with KL(p||q) below eps.
 
 A step is certified at eps when its certificate is strictly above eps. A streak is a maximal
-sequence of certified steps. The paper defines the length in three ways. With N steps, F of them not
-certified, and E trajectories whose last step is certified, they are
+sequence of certified steps. The paper defines the length in three ways. Let N be the number of
+steps, F of them not certified, and E the number of trajectories whose last step is certified.
 
 - ``per_call`` = N / (F + E): tokens per call of the target, its own one included, for drafts of any
   length. The published Tables 5 and 6 agree with this one;
@@ -12,9 +12,9 @@ certified, and E trajectories whose last step is certified, they are
 
 All are ratios of sums over prompts, so a bootstrap over prompts needs only these sums.
 
-The end of a trajectory cuts its last segment (a call, or a streak), so no estimator exceeds the
-length of the trajectories. If more than the share `CENSORED` of the segments is cut, the estimator
-is a lower bound, and is printed as one.
+The end of a trajectory cuts its last call or streak, so no estimator exceeds the length of the
+trajectories. If more than the share `CENSORED` of calls or streaks is cut, the estimator is a lower
+bound, and is printed as one.
 """
 
 from __future__ import annotations

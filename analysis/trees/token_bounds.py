@@ -29,20 +29,20 @@ def index_entropy(rates: Floats) -> float:
     return float(-(positive * np.log(positive)).sum())
 
 
-def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> float:
+def tunstall_upper(entropy: float, indices: int, k: int, tight: bool) -> float:
     """Return the bound of Theorem 4.2 on the tokens per call, log(k (L - 1) + L) / H[R].
 
     Equality holds where all endings are equally likely: R = 1/L, and a full tree. L is the number
     of `indices`, which H[R] must cover (arXiv 2504.15475 takes the vocabulary size), k the drafted
     tokens. This is equation (29), without `tight` (5): (log L + log(k + 1)) / H[R].
 
-    >>> round(tunstall_upper(math.log(2), 2, 6), 9)
+    >>> round(tunstall_upper(math.log(2), 2, 6, tight=True), 9)
     3.0
     """
     return _ratio(_log_endings(indices, k, tight), entropy)
 
 
-def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
+def residual_upper(rates: Floats, k: int, m: int, tight: bool) -> float:
     """Return the bound of Lemma 4.3 on the tokens per call of k drafted tokens.
 
     (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m): the probability p_res
@@ -57,7 +57,7 @@ def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
     return _ratio(_log_endings(len(rates) + m, k, tight), spread)
 
 
-def least_residual_upper(rates: Floats, k: int, tight: bool = False) -> tuple[float, float]:
+def least_residual_upper(rates: Floats, k: int, tight: bool) -> tuple[float, float]:
     """Return the m that minimises `residual_upper`, and the bound there.
 
     The bound falls up to some m and grows after it, so the sign of its slope locates this m. Where

@@ -2,10 +2,10 @@
 
 An artifact is ``<root>/<stage>/<label>-<key12>/``: Parquet files and record.json, which holds a
 checksum of every file and of itself. It is made in a workspace beside its place,
-``.<key12>.<inputs>.v<version>.partial/``, where finished shards outlive a killed run; other content
-of an input is another workspace, and so are other timings. An artifact that was timed again lies
-beside the first, as ``<label>.2-<key12>/``: `pipeline.core.timings` says which one suits what is
-asked for.
+``.<key12>.<inputs>.v<version>.partial/``, where finished shards outlive a killed run. An input with
+other content has a workspace of its own, and so have other timings. An artifact that was timed
+again lies beside the first, as ``<label>.2-<key12>/``: `pipeline.core.timings` says which one suits
+what is asked for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.core.paths import ROOT
 from pipeline.core.secrets import without_secrets
 from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
 from pipeline.core.terminal import go_on
-from pipeline.core.timings import Asked, changed_answers, in_words, machines, processor
+from pipeline.core.timings import Asked, in_words, machines, processor
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
@@ -172,7 +172,7 @@ class Store:
         return self.root / task.stage.name / name
 
     def _tidy(self, task: Task, artifact: Artifact) -> None:
-        """Remove what a run left that was killed after it had published a task."""
+        """Remove what is left of a run that was killed after it published a task."""
         left = list((self.root / task.stage.name).glob(f".{task.key[:12]}.*"))
         if task.asked is not None:  # other timings may be unfinished
             left = [
@@ -226,10 +226,10 @@ class Store:
         return made
 
     def _compare(self, task: Task, made: Artifact) -> None:
-        """Say how many answers have other tokens than when they were timed before."""
+        """Print how many answers differ from those of the same task that was timed before."""
         for other in self._all(task):
             with suppress(PipelineError):
-                if changed := changed_answers(made, other):
+                if changed := _changed_answers(made, other):
                     print(
                         f"{task.name}: {changed} answers have other tokens than in "
                         f"{relative(other.directory)} ({in_words(machines(other.record))}), where "
@@ -373,13 +373,13 @@ def _rank(asked: Asked, artifact: Artifact) -> float:
 
 
 def _with_remedy(error: OSError) -> str:
-    """Return what the system says where nothing can be written, and the remedy."""
+    """Return the system's message that nothing can be written, and a remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"({error.strerror or error})" + (f": {remedy}" if remedy else "")
 
 
 def _damage(directory: Path) -> str | None:
-    """Return how an artifact, or what lies in the place of one, is damaged; None if it is not."""
+    """Say how an artifact, or what lies in its place, is damaged; None if it is whole."""
     try:
         if directory.is_dir():
             Artifact(directory, {}).check()
@@ -420,3 +420,12 @@ def environment() -> Json:
         "processor": processor(),
         "git": commit,
     }
+
+
+def _changed_answers(made: Artifact, other: Artifact) -> int:
+    """Return how many answers have other tokens in another artifact from the same inputs."""
+    same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
+    if same or "token_ids" not in made.columns.get("data", ()):
+        return 0
+    answers, others = (one.read(columns=["token_ids"])["token_ids"] for one in (made, other))
+    return sum(a != b for a, b in zip(answers.to_pylist(), others.to_pylist(), strict=False))

@@ -1,5 +1,7 @@
 """Multirun: each job leaves its rows or its reason; the sweep ends with one table and one plot.
 
+So does a single run of rules with a list of values, ``criteria.t=[0.01,0.1]``.
+
 Files of a sweep: ``<n>/point.json`` a job; for all of them a table (.csv, .parquet) and a plot
 (.pdf, .png), named after the stage and what was swept: ``certificates_by_criteria.t.csv``.
 """
@@ -8,8 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.report.text import UNDEFINED, at_least, few_notes
+from analysis.rule_base import Rule
 from analysis.statistics.estimate import censored_column, interval_columns
 from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import read_json, slug, write_json, write_whole
@@ -25,6 +30,7 @@ from pipeline.core.store import relative
 from pipeline.core.terminal import terminal
 
 POINT = "point.json"
+LISTED = re.compile(r"\+{0,2}(criteria\.(?:\w+\.)*(\w+))=\[.+,.+\]")  # a key with several values
 
 
 def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
@@ -87,7 +93,7 @@ def words_of(overrides: Any) -> list[str]:
 
 
 def swept(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return a point's overrides that no word of the command line is: a swept one has all values.
+    """Return the overrides of a point that were swept: the command line has them with all values.
 
     >>> swept(["~note=null", "criteria=additive", "criteria.t=0.1"],
     ...       ["-m", "~note", "criteria=additive", "criteria.t=0.1,0.2"])
@@ -104,7 +110,7 @@ def _points(directory: Path) -> list[Path]:
 
 
 def _read_point(path: Path) -> Json:
-    """Return the result of a job; that of one whose file is damaged is that it failed."""
+    """Return the result of a job; a damaged file counts as a failed job."""
     try:
         return read_json(path)
     except DamagedError as damage:
@@ -191,13 +197,34 @@ def collect(directory: Path) -> int:
         for row in point["rows"]
     ]
     if rows:
+        print_table(rows)
         stage = good[0][1]["stage"]
         _publish(directory, slug(f"{stage}_by_{'_'.join(swept)}" if swept else stage), swept, rows)
     return len(failed)
 
 
+def publish_listed(
+    words: Sequence[str], stage: str, rules: Sequence[Rule], rows: Sequence[Json], outputs: Path
+) -> None:
+    """Write the table and the plot of a single run in which a rule's parameter has several values.
+
+    `words` are the command line. The rows of rules without such a parameter are left out.
+    """
+    matches = [LISTED.fullmatch(word.replace(" ", "")) for word in words]
+    keys = {match[1]: match[2] for match in matches if match is not None}
+    settings = {rule.label: rule.parameters for rule in rules}
+    swept = []
+    for row in rows:
+        given = settings.get(row.get("rule", ""), {})
+        if keys and set(keys.values()) <= given.keys():
+            swept.append({key: given[name] for key, name in keys.items()} | row)
+    if swept:
+        place = outputs / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+        _publish(place, slug(f"{stage}_by_{'_'.join(keys)}"), list(keys), swept)
+
+
 def _numbered(jobs: Sequence[Mapping[str, str]], swept: Sequence[str]) -> list[Json]:
-    """Return what jobs have for the swept keys: numbers where all of them are numbers."""
+    """Return the values of the swept keys of each job: as numbers if all of a key's are."""
     import pandas as pd
 
     places: list[Json] = [{} for _ in jobs]
@@ -211,7 +238,7 @@ def _numbered(jobs: Sequence[Mapping[str, str]], swept: Sequence[str]) -> list[J
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
-    r"""Return the values of a job's overrides by key, as texts; a key taken away has none.
+    r"""Return the values of a job's overrides by key, as texts; that of a removed key is empty.
 
     >>> values_of(["+a.b='x y'", "c=C\\:1", "~d", "e=null"])
     {'a.b': 'x y', 'c': 'C:1', 'd': '', 'e': 'null'}
@@ -228,9 +255,9 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
     from analysis.report.sweep_figure import sweep_figure
     from analysis.report.table import csv_text
 
-    print_table(rows)
     table = pd.DataFrame(rows)
     files = ".csv, .parquet"
+    directory.mkdir(parents=True, exist_ok=True)
     write_whole(directory / f"{name}.csv", csv_text(table, digits=None).encode())
     write_whole(directory / f"{name}.parquet", table.to_parquet(index=False))
     figure = sweep_figure(table, swept)

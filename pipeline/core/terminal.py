@@ -40,7 +40,7 @@ def escaped(text: str) -> str:
 
 
 class Terminal:
-    """A stream on which texts of others (names, messages, labels) are shown and do nothing else."""
+    """A stream that shows names and messages of others as text, without control characters."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -93,7 +93,7 @@ def go_on() -> None:
 
 
 def _end_of(error: BaseException) -> SystemExit:
-    """Return how a command ends with an error, or without one; print what is to be said."""
+    """Return how a command exits with this error; print what has to be said before."""
     if isinstance(error, BrokenPipeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)  # Python writes what is left when it ends
         for stream in (sys.stdout, sys.stderr):

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.files import json_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from conf.schema import Device
-    from pipeline.core.stage import Artifact, Json
 
 WHERE = ("device", "threads")  # of a machine, what a command can ask for
+Record = Mapping[str, Any]  # of an artifact, as `pipeline.core.store` writes it
+Machine = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Asked:
         return cls(name, device.threads, device.timings == "here")
 
     @property
-    def entries(self) -> Json:
+    def entries(self) -> dict[str, Any]:
         """What it asks for on any machine, for a record."""
         return {"device": self.device, "threads": self.threads}
 
     @property
     def mark(self) -> str:
-        """What tells apart unfinished timings, which are continued by the same command alone."""
+        """A mark of unfinished timings: only a command that asks for the same continues them."""
         return json_digest([self.entries, processor()])[:8]
 
-    def rank(self, record: Json) -> int:
+    def rank(self, record: Record) -> int:
         """Return how well the timings of an artifact suit, from its record; 0: they do not.
 
-        Timings suit a device or a number of threads that is asked for where they are of it. Where
-        none is asked for, the timings of another processor suit as they are (they were carried
-        here); those of this one have to be of what it has. The timings of this processor suit
-        better, and so do those that were asked for in the same way.
+        If the command asks for a device or a number of threads, the timings must be of these. If
+        it asks for none, timings of another processor suit as they are: somebody carried them
+        here. Those of this processor must be of the device and threads that it has. Timings of
+        this processor rank higher, and so do those that were asked for in the same way.
         """
         measured = machines(record)
         before = record.get("asked") or dict.fromkeys(WHERE)
@@ -83,7 +83,7 @@ def _own_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def machines(record: Json) -> list[Json]:
+def machines(record: Record) -> list[Machine]:
     """Return the machines that the timings of an artifact are of; none where it has none."""
     metadata = record["facts"]
     if "machines" in metadata:
@@ -103,12 +103,12 @@ def machines(record: Json) -> list[Json]:
     ]
 
 
-def of_this_machine(measured: Sequence[Json]) -> bool:
-    """Whether timings are of this processor: those of Ray's workers are of theirs as well."""
+def of_this_machine(measured: Sequence[Machine]) -> bool:
+    """Whether any of the timings are of this processor, or there are none."""
     return not measured or any(machine["processor"] == processor() for machine in measured)
 
 
-def distinct(found: Sequence[Json]) -> list[Json]:
+def distinct(found: Sequence[Machine]) -> list[Machine]:
     """Return the machines among `found`, each once, by date."""
     once = {tuple(machine.items()): machine for machine in found}
     return sorted(once.values(), key=lambda machine: str(machine["date"]))
@@ -125,7 +125,7 @@ def in_words(found: Sequence[Mapping[str, object]]) -> str:
     return "; ".join(texts)
 
 
-def timed_on(record: Json) -> str | None:
+def timed_on(record: Record) -> str | None:
     """Return a line that names the machines of an artifact's timings; None without timings."""
     found = machines(record)
     if not found:
@@ -136,15 +136,6 @@ def timed_on(record: Json) -> str | None:
         f"timed on another machine: {in_words(found)}; device.timings=here times the methods on "
         "this one"
     )
-
-
-def changed_answers(made: Artifact, other: Artifact) -> int:
-    """Return how many answers have other tokens in another artifact from the same inputs."""
-    same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
-    if same or "token_ids" not in made.columns.get("data", ()):
-        return 0
-    answers, others = (one.read(columns=["token_ids"])["token_ids"] for one in (made, other))
-    return sum(a != b for a, b in zip(answers.to_pylist(), others.to_pylist(), strict=False))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Who computes the shards of a stage: workers, which hold the models, here or by Ray."""
+"""Workers hold the models of a stage and compute its shards, in this process or with Ray."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class InlineExecutor:
 
 
 def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result | None:
-    """Return the result of a batch; None where it does not fit into the memory."""
+    """Return the result of a batch; None if it does not fit into memory."""
     import torch
 
     try:

@@ -44,7 +44,9 @@ class Noise:
     ) -> None:
         key = hashlib.sha256(f"decoding\n{seed}\n{prompt_id}".encode()).digest()
         self._key = int.from_bytes(key[:16], "little")
-        self._device, self._reach, self._steps = device, draft_length, steps
+        self._device = device
+        self._reach = draft_length
+        self._steps = steps
         self._times: dict[int, Tensor] = {}
         self._siblings: dict[int, np.ndarray] = {}
         self.uniforms = np.random.Generator(np.random.Philox(key=self._key)).random((steps + 1, 3))
@@ -104,7 +106,8 @@ class GumbelSampler(GreedySampler):
     """The winner of an exponential race in log space; drafter and target run the same race."""
 
     def __init__(self, temperature: float, noise: Noise) -> None:
-        self.temperature, self._noise = temperature, noise
+        self.temperature = temperature
+        self._noise = noise
 
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:
         """Return the winners (n + 1,); see `GreedySampler`."""

@@ -28,7 +28,8 @@ from pipeline.models.devices import read, send
 from pipeline.models.kv_session import TreePass, tree_pass
 
 cached_shape = lru_cache(128)  # of shapes that calls choose anew the latest are kept
-within, chain = cached_shape(Topology.within), cached_shape(sequence)
+within = cached_shape(Topology.within)
+chain = cached_shape(sequence)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class AncestorMask:
     """The passes of a drafter over nodes below a text, one for each level."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._dtype, self._depth = dtype, 0
+        self._dtype = dtype
+        self._depth = 0
         self._seen = torch.zeros((1, 0), dtype=torch.bool, device=device)
 
     def descend(self, above: Tensor) -> TreePass:
@@ -96,7 +98,8 @@ class Level(NamedTuple):
 def levels_of(tree: Topology, device: torch.device) -> tuple[Level, ...]:
     """Return the levels of a tree."""
     starts = [*(tree.depths.index(depth) for depth in range(1, tree.depth + 1)), len(tree)]
-    before, made = [ROOT], []
+    before = [ROOT]
+    made = []
     for start, stop in pairwise(starts):
         row = {node: at for at, node in enumerate(before)}
         width = max(len(tree.children[node]) for node in before)
@@ -115,8 +118,10 @@ class StaticTreeBuilder:
     def __init__(
         self, tree: Topology, choice: Sampler, position: int, device: torch.device
     ) -> None:
-        self.depth, self._tree = tree.depth, tree
-        self._choice, self._position = choice, position
+        self.depth = tree.depth
+        self._tree = tree
+        self._choice = choice
+        self._position = position
         self._levels = None if tree.is_chain else levels_of(tree, device)
         self._tokens: list[Tensor] = []
         self._first: list[Tensor] = []
@@ -124,7 +129,8 @@ class StaticTreeBuilder:
 
     def add(self, logits: Tensor) -> None:
         """Add a level: the children of the nodes that have the logits (r, V)."""
-        depth, levels = len(self._tokens), self._levels
+        depth = len(self._tokens)
+        levels = self._levels
         width = levels[depth].width if levels else 1
         tokens, first, weights = self._choice.draft(logits, self._position, depth, width)
         flat = tokens.reshape(-1)
@@ -156,8 +162,10 @@ class DynamicTreeBuilder:
     def __init__(
         self, growth: DynamicTree, count: int, choice: GreedySampler, position: int
     ) -> None:
-        self.depth, self._growth = min(count, growth.depth), growth
-        self._choice, self._position = choice, position
+        self.depth = min(count, growth.depth)
+        self._growth = growth
+        self._choice = choice
+        self._position = position
         self._levels: list[tuple[Tensor, ...]] = []  # tokens, values, parents, columns
         self._first: list[Tensor] = []
         self._read = self._start = 0  # nodes read, candidates before the last level

@@ -81,7 +81,8 @@ class RuleVerifier:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
         """Accept the longest path of which the rule accepts every token."""
-        parents, before = draft.tree.parents, parent_rows(logits, draft)
+        parents = draft.tree.parents
+        before = parent_rows(logits, draft)
         wanted = asked(self._rule, before, draft.tokens) if parents else []
         drafted, (best, *values) = read_call(logits, draft, argmax(logits), *wanted)
         accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
@@ -278,13 +279,12 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     say what decides.
     """
     all_ = rule.columns_read == Rule.columns_read
-    k, found = (
-        logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]),
-        StatisticsColumns(),
-    )
+    k = logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1])
+    found = StatisticsColumns()
     if rule.columns_read:
         found = logit_statistics(logits, k)
-        values, ids = found["top_logits"], found["top_ids"]
+        values = found["top_logits"]
+        ids = found["top_ids"]
     else:
         values, ids = top_k(logits, k)
     if values.itemsize < 4:  # NumPy has no bfloat16

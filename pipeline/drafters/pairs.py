@@ -21,14 +21,22 @@ PairLogits = tuple[Tensor, list[Tensor], Tensor | None]
 def load_pair(target: ModelSpec, drafter: ModelSpec) -> tuple[LanguageModel, NeuralDrafter]:
     """Load target and drafter."""
     model = load_model(target)
-    model.check_drafts(target.key)
     return model, neural_kind(drafter).load(drafter, model)
+
+
+def check_decoding(*models: ModelSpec) -> None:
+    """Check, before any weight is read, that models can take drafts back.
+
+    Along a text that is known nothing is taken back, so stage drafts reads other models, too.
+    """
+    for spec in models:
+        if spec.head is None:  # a head's layer is attention
+            skeleton(spec).check_drafts(spec.key)
 
 
 def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
     """Check, before any weight is read, that a pair fits."""
     model = skeleton(target)
-    model.check_drafts(target.key)
     rows = neural_kind(drafter).check(drafter, model)
     if rows is not None:
         tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())

@@ -1,10 +1,10 @@
 """The answers in a file that an engine wrote, in the order of the file.
 
-An answer is an object as it came, or with its request as `pipeline.ask` saves it: custom_id,
-request, response and seconds; of a batch file response.body. `json_text` says how the objects may
-stand in the file, which may be packed with gzip and be in UTF-16; `streams` puts chunks together.
-An answer is a choice of an object with `choices` (OpenAI's layout: chat and completions), or an
-object in an engine's own layout (llama.cpp's /completion, SGLang's /generate).
+The file has the engine's objects as they came, or as `pipeline.ask` saves them (custom_id, request,
+response, seconds), or a batch file's (response.body). `json_text` finds the objects, in a file that
+may be packed with gzip or in UTF-16; `streams` joins the chunks of streamed ones. In OpenAI's
+layout (chat and completions) each of an object's `choices` is an answer; in an engine's own layout
+(llama.cpp's /completion, SGLang's /generate) the object is.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def read_answers(
     """Read every answer of a file.
 
     Returns:
-        What was read of each answer, by name; the model that the answers name, None where they
-        name none; and how much of what was left out.
+        What `read` gave for each answer, by name; the model that the answers name, or None; and
+        how many were left out, by reason.
 
     Raises:
         PipelineError: the file can't be read, most of it is no answers, it mixes two models, or
@@ -139,7 +139,7 @@ def _of_batch(value: Any) -> Any:
 
 
 def _with_own_name(part: Part, number: int) -> Part:
-    """Tell answers without an id in one line apart by their number in it."""
+    """Number the answers of one line that have no id."""
     by_line = f"line-{part.line}"
     if number == 0 or part.answer.partition("#")[0] != by_line:
         return part
@@ -178,7 +178,7 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content as UTF-8: unpacked where it is gzip, of UTF-16 and UTF-32 as well.
+    """Return a file's content as UTF-8, unpacked from gzip and decoded from UTF-16 or UTF-32.
 
     Raises:
         PipelineError: the file can't be read, is damaged, unpacks to far more than a log would, or

@@ -1,10 +1,10 @@
 """Runs of an engine beside one without drafts: speed-up, cost of a step, and whether they compare.
 
-Seconds are, where both runs have them of every answer, those of decoding by the engine's clock
-(llama.cpp), else those of whole requests (`pipeline.ask`), with an interval over prompts; else
-those of the pages, with a rough interval from their numbers of requests. The servers must have
-answered the same requests at the same load: where the counts show that they did not, nothing is
-recommended.
+Three clocks can time a run; the first that every answer of both runs has is taken. The engine's own
+clock times decoding (llama.cpp); `pipeline.ask` times whole requests. Both give an interval over
+prompts. Else the pages of /metrics do, with a rough interval from their numbers of requests. The
+servers must have answered the same requests at the same load: where the counts show that they did
+not, nothing is recommended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
+LEAST_FOR_COST = 0.1  # share of passes with a draft, from which on the cost of a step is told
 SAME_LOAD = 1.5  # times as many requests at once; answers of other lengths leave other gaps
 IMPLAUSIBLE = 20  # passes that a step costs
 ROUGH_SPREAD = 0.3  # standard deviation of a request's log seconds per token: docs/engine.md
@@ -65,10 +66,10 @@ def compare(
 
     The base is without drafts. Intervals hold for all runs together.
     """
-    if base.counts.drafting:
+    if base.has_drafter:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
     for run in runs:
-        if run.counts.drafting is False:
+        if run.has_drafter is False:
             raise PipelineError(
                 f"{run.path} counts no drafts: start this server with a drafter, or give what "
                 f"counts them ({counts_remedy(engine_named(run.engine))})"
@@ -83,6 +84,12 @@ def compare(
         doubts = _differences(base, run) + _doubts_of_cost(run, speeds[i].cost)
         notes += doubts
         speeds[i] = speeds[i]._replace(compares=not doubts)
+        if run.draft_share < LEAST_FOR_COST:  # NaN compares as false
+            speeds[i] = speeds[i]._replace(cost=math.nan)
+            notes.append(
+                f"{run.path.name}: {run.counts.drafts:,.0f} of {run.counts.passes:,.0f} passes had "
+                "a draft: too few to tell what a step with one costs"
+            )
     return speeds, notes
 
 
@@ -136,7 +143,7 @@ def _cost_from_speed(counts: Counts, times: float) -> float:
 
 
 def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
-    """Return a speed with an interval from the numbers of requests alone; none where not told."""
+    """Return a speed with an interval from the numbers of requests, if these are known."""
     if not all(n > 0 for n in requests):  # NaN compares as false
         return speed
     half = z * ROUGH_SPREAD * math.sqrt(sum(1 / n for n in requests))
@@ -195,7 +202,7 @@ def _load_difference(base: Run, run: Run) -> str:
 
 
 def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
-    """Return each run's tokens, of the answers that both have or of all."""
+    """Return the tokens of each run: of the answers that both have, else of all."""
     both = [name for name in base.counts.answers if name in run.counts.answers]
     if not both:
         return base.tokens, run.tokens
@@ -205,10 +212,11 @@ def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
 
 def _doubts_of_cost(run: Run, cost: float) -> list[str]:
     """Return why the cost of a step can't be right."""
-    if cost < LEAST_VERIFY_RATIO:
+    share = 1.0 if math.isnan(run.draft_share) else min(run.draft_share, 1.0)
+    if 1.0 + share * (cost - 1.0) < LEAST_VERIFY_RATIO:  # of all passes
         why = "less than a pass of the target alone: it had another load, or a busy machine"
         return [f"{run.path.name}: a step would cost {cost:.2f} passes, {why}"]
-    if cost > IMPLAUSIBLE:
+    if cost > IMPLAUSIBLE and share >= LEAST_FOR_COST:
         why = "as in a server that still compiles"
         return [f"{run.path.name}: a step costs {cost:.0f} passes, {why}"]
     return []
@@ -217,9 +225,9 @@ def _doubts_of_cost(run: Run, cost: float) -> list[str]:
 def gain(base: Counts, run: Counts) -> Speed:
     """Return the gain of a run with drafts over one without; NaN where a page lacks a count.
 
-    It is seconds a token of the target alone over those with drafts. Passes without a draft cost
-    as much as those of the target alone. With s0 seconds a pass of the target alone, a step with a
-    draft costs (seconds - (passes - drafts) s0) / (drafts s0).
+    It is the seconds per token of the target alone over those with drafts. A pass without a draft
+    costs as much as one of the target alone. With s0 seconds a pass of the target alone, a step
+    with a draft costs (seconds - (passes - drafts) s0) / (drafts s0).
     """
 
     def over(above: float, below: float) -> float:

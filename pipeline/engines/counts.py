@@ -1,4 +1,4 @@
-"""What an engine counts: of one answer, and of a page or of all answers of a file.
+"""The counts of an engine: for one answer, for a page of /metrics, for all answers of a file.
 
 Engines count calls *with a draft* only. Prefill emits the first of the n tokens of an answer. A
 call emits its accepted tokens and one more. A pass without a draft emits one. So n - 1 - a passes
@@ -21,7 +21,7 @@ UNDRAFTED = 1.01  # tokens per pass, above which something was drafted
 
 
 class EngineAnswer(NamedTuple):
-    """What an engine says of one answer; None, or NaN, where it does not."""
+    """What an engine says of one answer; None or NaN where it says nothing."""
 
     prompt: list[int] | None  # token ids
     tokens: list[int] | None  # token ids of the answer
@@ -41,7 +41,7 @@ class EngineAnswer(NamedTuple):
     decode_seconds: float = math.nan  # after prefill, by the engine's clock
 
     def without_drafts(self) -> EngineAnswer:
-        """Return the same answer, of which it is known that nothing was drafted for it."""
+        """Return the same answer with counts of 0: nothing was drafted for it."""
         return self._replace(calls=0, drafted=0, accepted=0, histogram=[], per_step=[])
 
     @property
@@ -57,7 +57,7 @@ class EngineAnswer(NamedTuple):
 
     @property
     def last_accepted(self) -> int:
-        """The most tokens that the last call can have accepted behind the answer's end."""
+        """The most tokens that the last call can have accepted beyond the end of the answer."""
         if self.ended:
             return int(self.accepted)
         if self.per_step:
@@ -67,10 +67,10 @@ class EngineAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of an engine, of a page or summed over answers; NaN where one is not told.
+    """The counts of an engine, from a page or summed over answers; NaN where one is unknown.
 
-    Passes are those of the target and requests, those without a draft too; of answers those after
-    prefill.
+    Passes are passes of the target for one request, also those without a draft. Counts from answers
+    leave out prefill.
     """
 
     engine: str  # as of an answer

@@ -1,4 +1,4 @@
-"""The JSON values of a text, in whichever way they were written, each with its line.
+"""Finds the JSON values of a text, however they were written, each with its line.
 
 Values may stand one a line, side by side, over several lines, in an array, or as the data of
 server-sent events. An array of objects is read whole or not at all.
@@ -92,7 +92,7 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _values_of_row(row: str, start: int) -> Generator[tuple[int, Any], None, tuple[int, bool]]:
-    """Yield the values of a line; return how much was read, and whether the next line may go on."""
+    """Yield the values of a line; return where reading stopped, and if the next line goes on."""
     if row == "[DONE]":  # the end of a stream
         return len(row), False
     at = 0

@@ -48,7 +48,7 @@ Series = dict[tuple[str, Labels], float]  # by name, without _total, and labels
 
 
 def page_of(path: Path) -> Counts | None:
-    """Return the sums of a page, of NAME.after.txt less NAME.before.txt; None of another file."""
+    """Return the sums of a page, or of NAME.after.txt less NAME.before.txt; None if it is none."""
     text = _text(path)
     if PAGE.match(text.lstrip()) is None:
         return None
@@ -97,7 +97,7 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
 
 
 def _break_between(first: str, before: Series, after: Series) -> str:
-    """Return which series shows that a server was restarted or lost; empty where none does."""
+    """Return the series that shows that a server was restarted or lost; empty if none does."""
     for (name, labels), early in before.items():
         inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels))
         shown = printable(f"{name}{{{inside}}}" if inside else name)
@@ -150,7 +150,7 @@ def _sums(path: Path | str, series: Series) -> Counts:
 
 
 def _replicas(series: Series) -> int:
-    """Return how many series the counter with the most has, positions of drafts aside."""
+    """Return the largest number of series of one counter, positions of drafts aside."""
     names = Counter(name for name, _ in series if METRICS[name][1] != "by_place")
     return max(names.values(), default=1)
 
@@ -167,7 +167,7 @@ def _by_place(path: Path | str, placed: Mapping[str, float]) -> list[float]:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text; blank lines stand for the headers that curl -i saves before a page."""
+    """Return a file's text; headers that curl -i saved before the page become blank lines."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
     blank = 0
     while text.startswith("HTTP/"):

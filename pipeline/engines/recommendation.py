@@ -34,6 +34,9 @@ def recommendation(base: Run, runs: Sequence[Run], speeds: Sequence[Speed]) -> l
             f"no recommendation: no run compares with {base.path.name} (see above): send the same "
             "requests to both servers, as many at once"
         ]
+    known = [(run, speed) for run, speed in known if not run.hardly_drafts]
+    if not known:
+        return ["no recommendation: hardly a pass had a draft (see above)"]
     run, speed = max(known, key=lambda pair: pair[1].times)
     length = run.length or 0
     engine = engine_named(run.engine)

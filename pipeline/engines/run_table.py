@@ -72,12 +72,12 @@ def source_table(runs: Sequence[Run]) -> list[str]:
 
 
 def engine_figures(runs: Sequence[Run]) -> list[str]:
-    """Return what each run's engine would have printed of these counts, beside what is shown here.
+    """Return what the engine would have printed of these counts, beside what is shown here.
 
     An engine counts calls with a draft alone, and the tokens that the last call accepts beyond the
-    end of an answer.
+    end of an answer. Runs with the same figures share a line.
     """
-    lines = []
+    names: dict[str, list[str]] = {}
     for run in runs:
         counts = run.counts
         drafts = counts.drafts or math.nan
@@ -92,8 +92,9 @@ def engine_figures(runs: Sequence[Run]) -> list[str]:
             if known and "-" not in known:
                 told.append(f"{name} {' '.join(known)}")
         if told:
-            lines.append(f"{run.path.name} as {run.engine} prints it: {', '.join(told)}")
-    return lines
+            figures = f"as {run.engine} prints it: {', '.join(told)}"
+            names.setdefault(figures, []).append(run.path.name)
+    return [f"{', '.join(shared)} {figures}" for figures, shared in names.items()]
 
 
 def missing_counts(runs: Sequence[Run]) -> list[str]:

@@ -22,6 +22,8 @@ from pipeline.engines.counts import Counts
 from pipeline.engines.metrics_pages import is_page, page_difference, page_of
 from pipeline.engines.registry import engine_named
 
+LEAST_DRAFTING = 0.02  # of the passes; with fewer drafts a run tells nothing of drafting
+
 
 @dataclass(frozen=True)
 class Run:
@@ -39,6 +41,25 @@ class Run:
         return self.counts.engine or engine_named(self.record.get("engine", "")).name
 
     @property
+    def has_drafter(self) -> bool | None:
+        """Whether the server drafts; None where the counts do not tell.
+
+        With a schedule it has counts by position, also at loads at which it drafts nothing.
+        """
+        return True if self.counts.by_place else self.counts.drafting
+
+    @property
+    def draft_share(self) -> float:
+        """The share of passes with a draft; NaN where it is not told."""
+        passes = (self.counts.passes + self.counts.most_passes) / 2
+        return self.counts.drafts / passes if passes else math.nan
+
+    @property
+    def hardly_drafts(self) -> bool:
+        """Whether so few passes have a draft that the run tells nothing of drafting."""
+        return self.draft_share < LEAST_DRAFTING  # NaN compares as false
+
+    @property
     def asked(self) -> int | None:
         """How many requests were asked for at once; None where record and answers don't tell."""
         told = {answer.load for answer in self.counts.answers.values()}
@@ -50,7 +71,7 @@ class Run:
 
     @property
     def in_flight(self) -> float:
-        """How many requests were in flight on average, by a page those in a step; NaN: not told."""
+        """The mean number of requests in flight, of a page those in a step; NaN if unknown."""
         measured = self.record.get("in_flight")
         if isinstance(measured, int | float):
             return float(measured)
@@ -68,7 +89,7 @@ class Run:
 
     @property
     def load(self) -> int | None:
-        """The load: as it was asked for, else requests in a step of the engine; None: not told."""
+        """The load: the requests asked for at once, else those in a step; None if it is unknown."""
         if self.asked is not None or self.page is None:
             return self.asked
         told = 0 < self.page.load <= MOST_LOAD  # NaN compares as false
@@ -118,9 +139,10 @@ def run_files(folder: Path) -> list[Path]:
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
-    """Read a run: answers, or a page of /metrics; `length` where the file does not tell it.
+    """Read a run: answers, or a page of /metrics.
 
-    Of NAME.after.txt with NAME.before.txt beside it the page is the difference of the two.
+    `length` is the draft length if the file does not have it. For NAME.after.txt with
+    NAME.before.txt beside it, the counts are the difference of the two pages.
     """
     page = page_of(path)
     if page is None:
@@ -129,15 +151,16 @@ def read_run(path: Path, length: int | None = None) -> Run:
         counts = answers if page is None else _with_page(answers, page)
     else:
         counts = page
-    if counts.drafting is False:
+    run = Run(path, length, counts, page, _record(path))
+    if run.has_drafter is False:
         length = 0
     elif _drafts_are_full(counts):
         length = len(counts.by_place)
-    return Run(path, length, counts, page, _record(path))
+    return replace(run, length=length)
 
 
 def _with_page(answers: Counts, page: Counts) -> Counts:
-    """Return the counts of answers and of their page together: all passes are those of the page."""
+    """Return the counts of answers with the passes of their page, which has all of them."""
     if answers.by_place:
         passes = page.passes
         return replace(answers, passes=passes, most_passes=passes, emitted=page.emitted)
@@ -169,7 +192,7 @@ def _record(path: Path) -> Mapping[str, Any]:
 
 
 def _page_beside(path: Path, answers: int) -> Counts | None:
-    """Return the sums between the pages beside answers; None where they do not cover all."""
+    """Return the difference of the pages beside answers; None if they miss some of the answers."""
     first = path.with_suffix(".before.txt")
     last = path.with_suffix(".after.txt")
     record = path.with_suffix(".json")

@@ -1,8 +1,8 @@
 """The schedule of draft lengths by load, in words and as an engine's flag; and what-if.
 
-At a measured load it has the fastest length that was measured there, if its gain is sure, else
-none. Between two measured loads it has the one of their two lengths that is predicted to be faster;
-drafts only where they are predicted to gain `SURE`, since a prediction has no interval.
+At a measured load the schedule takes the fastest length measured there, or no drafts if the gain is
+not sure. Between two measured loads it takes whichever of their two lengths is predicted to be
+faster. It drafts there only for a predicted gain of `SURE`, since a prediction has no interval.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from conf.schema import WhatIf
+from pipeline.engines.comparison import Speed
 from pipeline.engines.recommendation import SURE, doubt_of
 from pipeline.engines.registry import engine_named
+from pipeline.engines.runs import Run
 from pipeline.engines.speed_by_load import (
     Load,
     costs_at,
@@ -25,35 +27,64 @@ Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft 
 
 
 def schedule(loads: Sequence[Load]) -> list[str]:
-    """Return the lines of the schedule; what is not sure, and what would have to be measured."""
-    known = [load for load in loads if load.measured and load.requests is not None]
+    """Return the schedule in lines, with what is not sure and what is still to be measured."""
+    known = _known(loads)
     if not known:
         return [
             "no schedule: no run compares with the one without drafts at its load (see above): "
             "send the same requests to both servers, as many at once"
         ]
-    chosen = {load.requests or 0: _chosen(load) for load in known}
-    ranges = _ranges(known, {at: length for at, (length, _) in chosen.items()})
-    lines = [f"schedule: {_in_words(ranges)}", _basis(sorted(chosen))]
-    lines += [f"load {at}: {doubt}" for at, (_, doubt) in chosen.items() if doubt]
-    return lines + _flags(known, ranges)
+    ranges = draft_lengths(loads)
+    lines = [f"schedule: {_in_words(ranges)}", *map(_reason, known)]
+    return [*lines, _basis([load.requests or 0 for load in known]), *_flags(known, ranges)]
 
 
-def _chosen(load: Load) -> tuple[int, str]:
-    """Return the draft length at a measured load, 0 for none, and why it is not sure."""
-    run, speed = max(load.measured.values(), key=lambda pair: pair[1].times)
+def draft_lengths(loads: Sequence[Load]) -> Ranges:
+    """Return the draft length, 0 for none, of 1, 2, ... requests up to the largest measured load.
+
+    Empty where no run compares with the one without drafts at its load.
+    """
+    known = _known(loads)
+    return _ranges(known, {load.requests or 0: _chosen(load) for load in known})
+
+
+def _known(loads: Sequence[Load]) -> list[Load]:
+    """Return the loads that are told, and at which a run compares."""
+    return [load for load in loads if load.measured and load.requests is not None]
+
+
+def _fastest(load: Load) -> tuple[Run, Speed]:
+    return max(load.measured.values(), key=lambda pair: pair[1].times)
+
+
+def _chosen(load: Load) -> int:
+    """Return the draft length at a measured load, 0 for none."""
+    run, speed = _fastest(load)
+    return 0 if speed.times <= 1 or doubt_of(speed) else run.length or 0
+
+
+def _reason(load: Load) -> str:
+    """Return the line that says how sure the length at a measured load is."""
+    run, speed = _fastest(load)
+    place = f"load {load.requests}"
     if speed.times <= 1:
-        return 0, ""
+        return f"{place}: none: the fastest drafts, of {run.length}, are {speed} as fast"
     doubt = doubt_of(speed)
-    return (
-        (0, f"{doubt}: drafts of {run.length} are {speed} as fast")
-        if doubt
-        else (run.length or 0, "")
-    )
+    if doubt:
+        return f"{place}: {doubt}: drafts of {run.length} are {speed} as fast"
+    near = [
+        f"{length} ({other.times:.2f})"
+        for length, (_, other) in sorted(load.measured.items())
+        if length != run.length and other.times >= speed.low
+    ]
+    perhaps = f"; perhaps not faster than those of {', '.join(near)}" if near else ""
+    return f"{place}: drafts of {run.length} are {speed} as fast{perhaps}"
 
 
 def _ranges(loads: Sequence[Load], chosen: dict[int, int]) -> Ranges:
     """Return the draft length of 1, 2, ... requests up to the largest measured load, in ranges."""
+    if not chosen:
+        return []
     measured = sorted(chosen)
     lengths = dict.fromkeys(range(1, measured[0]), chosen[measured[0]]) | chosen
     for below, above in pairwise(measured):
@@ -153,6 +184,10 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
         place = "" if load is None else f"at {load} request{'' if load == 1 else 's'} at once: "
         told = f"{best.cells()['speed']} (the cost of its step: {best.source})"
-        words = f"drafts of {best.length}" if best.speed.times > 1 else f"no drafts; {best.length}"
+        words = f"drafts of {best.length}"
+        if best.speed.times <= 1:
+            words = f"no drafts: the fastest, of {best.length}"
+        elif best.speed.times < SURE:
+            words = f"not sure, a predicted gain below {SURE:g}: drafts of {best.length}"
         lines.append(f"{place}{words}: {told}")
     return lines

@@ -58,9 +58,9 @@ def request_body(
 ) -> dict[str, Any]:
     """Return the request for one prompt of token ids, with the ids of the answer.
 
-    Nothing but temperature (0 is greedy) shapes the distribution: defaults of the engine and of the
-    model do (top_p, top_k; llama.cpp's min_p and its chain of samplers). `log_probs` are asked for
-    a token, 0 is none.
+    Only the temperature (0 is greedy) may shape the distribution. So the request turns off what the
+    engine and the model do by default: top_p, top_k, llama.cpp's min_p and chain of samplers.
+    `log_probs` is how many log-probabilities a token has; 0 is none.
     """
     body = {"prompt": list(prompt), "temperature": temperature, "top_p": 1.0, "top_k": 0}
     body["seed"] = seed
@@ -103,7 +103,7 @@ def split_login(url: str) -> tuple[str, tuple[str, str] | None]:
 
 
 def _weights(card: Mapping[str, Any]) -> str:
-    """Return where vLLM has the model from, or its sizes as llama.cpp lists them."""
+    """Return what identifies the weights: vLLM's path of the model, or llama.cpp's sizes."""
     meta = card.get("meta")
     sizes = meta if isinstance(meta, Mapping) else {}
     told = [card.get("root"), *(sizes.get(name) for name in ("n_params", "size"))]

@@ -3,9 +3,9 @@
 What was not measured is predicted. With the acceptance rates by position, which carry over from one
 load to another, and the cost c of a step with a draft of g tokens, decoding is L(g) / c(g) times as
 fast (`expected_tokens`). Whole requests also wait for prefill and for their turn, which drafts
-don't shorten: with a share d of the seconds of a request without drafts that is decoding, and the
-rest r of one with drafts, the speed is 1 / (r + d / decoding's). Costs between measured lengths are
-`costs_by_length`; between two measured loads they are `between_loads`.
+don't shorten. In seconds of a request without drafts: if decoding takes d of them, and with drafts
+everything else takes r, whole requests are 1 / (r + d c(g) / L(g)) times as fast. `costs_by_length`
+gives the costs between measured lengths, `between_loads` those between two measured loads.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Load:
         pairs = [
             (run, speed)
             for run, speed in zip(self.runs, self.speeds, strict=True)
-            if run.length and speed.compares and not math.isnan(speed.times)
+            if run.length
+            and speed.compares
+            and not run.hardly_drafts
+            and not math.isnan(speed.times)
         ]
         return {run.length or 0: (run, speed) for run, speed in sorted(pairs, key=_times)}
 
@@ -126,6 +129,8 @@ class Row:
             return "predicted"
         if not self.speed.compares:
             return "does not compare"
+        if self.run.hardly_drafts:
+            return "hardly any drafts"
         return "not sure" if self.speed.times > 1 and doubt_of(self.speed) else ""
 
     def cells(self) -> dict[str, str]:
@@ -169,10 +174,10 @@ def _times(pair: tuple[Run, Speed]) -> float:
 
 
 def compare_by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[Load], list[str]]:
-    """Return the runs by load, each compared with the one without drafts; and what was left out.
+    """Group runs by load and compare each with the one without drafts; also say what is left out.
 
-    The first run is without drafts, and so is the first of each further load. A run whose load is
-    told by its page alone belongs where its page has about as many requests in a step.
+    The first run has no drafts, and each further load has one without drafts. A run whose load only
+    its page shows belongs to the load with about as many requests in a step.
     """
     bases = _bases(runs)
     members: list[list[Run]] = [[] for _ in bases]
@@ -200,12 +205,12 @@ def compare_by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[L
 
 
 def _bases(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without drafts: the first, and one of each other load."""
-    if all(run.counts.drafting is False for run in runs):
+    """Return the runs without drafts, one for each load."""
+    if all(run.has_drafter is False for run in runs):
         return [runs[0]]  # `compare` says that the others count no drafts
     bases = [runs[0]]
     for run in runs[1:]:
-        if run.counts.drafting is not False:
+        if run.has_drafter is not False:
             continue
         same = next((base for base in bases if base.load == run.load), None)
         if same is not None:
@@ -219,7 +224,7 @@ def _bases(runs: Sequence[Run]) -> list[Run]:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each run that replicas shared, or that had fewer requests than asked."""
+    """Return notes on runs that several replicas served, or that had fewer requests than asked."""
     notes = []
     for run in runs:
         if run.asked is None:
@@ -240,7 +245,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
 
 
 def _base_of(run: Run, bases: Sequence[Run]) -> int | None:
-    """Return which of the bases has a run's load; None where none has, or nothing tells it."""
+    """Return the index of the base at a run's load; None if none is, or the load is unknown."""
     if len(bases) == 1:
         return 0  # `compare` says where the load is another
     if run.asked is not None:
@@ -269,19 +274,18 @@ def _ratio(one: float, other: float) -> float:
 def rates_and_draft_share(loads: Sequence[Load]) -> tuple[list[float], float]:
     """Return acceptance by position of the longest drafts, and the share of passes with a draft.
 
-    Nothing where no run tells them.
+    An empty list and NaN if no run has them.
     """
     runs = [run for load in loads for run, _ in load.measured.values() if known_rates(run)]
     if not runs:
         return [], math.nan
     longest = max(runs, key=lambda run: run.length or 0)
-    passes = (longest.counts.passes + longest.counts.most_passes) / 2
-    share = longest.counts.drafts / passes if passes else math.nan
+    share = longest.draft_share
     return known_rates(longest), 1.0 if math.isnan(share) else min(share, 1.0)
 
 
 def costs_at(loads: Sequence[Load], requests: int | None) -> Costs | None:
-    """Return the costs at a load: measured there, between the two around it, or of the nearest."""
+    """Return the costs at a load: measured there, else between its neighbours, else the nearest."""
     known = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
     if not known:
         return None
@@ -373,7 +377,9 @@ def _measured(requests: int | None, run: Run, speed: Speed) -> Row:
     counts = run.counts
     least, most = counts.tokens_per_pass
     accepted = counts.accepted / (counts.drafts or math.nan)
-    return Row(requests, run.length, speed, 1.0 + accepted, (least + most) / 2, run)
+    source = "not known" if math.isnan(speed.cost) else MEASURED
+    tokens = (least + most) / 2
+    return Row(requests, run.length, speed, 1.0 + accepted, tokens, run, source)
 
 
 def _predicted(

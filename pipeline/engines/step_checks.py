@@ -25,14 +25,14 @@ class OddStepError(PipelineError):
 
 
 class UnreadableStepError(OddStepError):
-    """A value of a step is missing, or is none: null, NaN, a token id below 0."""
+    """A value of a step is missing or can't be one: null, NaN, a token id below 0."""
 
 
 def ranked_step(path: Path, step: Step, remedy: str) -> Step:
-    """Return a step with its list by falling value, and the mass of the whole list.
+    """Return a step with its list sorted by falling value, and the mass of the whole list.
 
-    vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
-    probable tokens may be missing between it and the others, and it is taken out.
+    vLLM puts the emitted token first, whatever its rank. If it is the least probable one, it
+    is taken out: tokens between it and the others may be missing.
 
     Args:
         path: of the log, for errors.
@@ -103,8 +103,8 @@ def check_sums(
 ) -> None:
     """Check that whole lists belong to distributions over the vocabulary, tails included.
 
-    The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
-    over many tokens leaves some mass outside the list wherever its least token has some.
+    No token beyond rank K is more probable than that of rank K: 1 - sum p <= (V - K) p_K. And a
+    softmax gives every token some mass, so the list of K < V tokens can't have all of it.
     """
     uncertain = 0
     cut = list[int]()

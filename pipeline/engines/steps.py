@@ -6,8 +6,8 @@
 | completions | vLLM, SGLang | choices[].logprobs: tokens, token_logprobs, top_logprobs |
 | an engine's own | llama.cpp | as `Engine.logged_entries` returns them |
 
-A token is an id where the engine gives one, else its bytes and which of the equal ones of its step
-it is.
+A token is its id if the engine gives one. Else it is its bytes, with a number that tells it apart
+from tokens of the same bytes in the same step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)  # of values o
 
 
 def logged_steps(part: Part) -> tuple[StepList, int]:
-    """Return the steps of an answer, and how many tokens of an echoed prompt it begins with.
+    """Return the steps of an answer, and the number of echoed prompt tokens before them.
 
     Raises:
         FormatError: it has no log-probabilities, or processed ones.

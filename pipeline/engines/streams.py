@@ -1,4 +1,4 @@
-"""The chunks of streamed answers, put together to the answers that they are parts of.
+"""Joins the chunks of streamed answers.
 
 | stream | a chunk is told by | its stream by |
 |---|---|---|
@@ -6,8 +6,8 @@
 | llama.cpp's /completion | stop false; the last one has no tokens | id_slot, index |
 | SGLang's /generate | finish_reason null; each one repeats all that came before | meta_info.id |
 
-Lists of tokens and log-probabilities go on from chunk to chunk. Of all else the last value counts,
-as of usage, timings and metrics; texts are not put together.
+Lists of tokens and log-probabilities grow from chunk to chunk. Of anything else, such as usage,
+timings and metrics, the last value counts; texts are not joined.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Streams:
 
 
 def _is_whole(value: Mapping[str, Any]) -> bool:
-    """Whether an answer has all that comes at its end: its counts, and why each choice ended."""
+    """Whether an answer has what its last chunk brings: its counts, and why each choice ended."""
     choices = value["choices"]
     ended = all(choice.get("finish_reason", "") is not None for choice in choices)
     return bool(choices) and ended and value.get("usage") is not None
@@ -182,7 +182,7 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(old: Any, new: Any) -> Any:
-    """Return what was streamed with one more chunk: lists go on, other values are replaced."""
+    """Return what was streamed with one more chunk: lists grow, other values are replaced."""
     if isinstance(old, list) and isinstance(new, list):
         old.extend(new)
         return old

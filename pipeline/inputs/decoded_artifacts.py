@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.decoding.metrics import Decoded
+from analysis.decoding.metrics import CONFIGURED, Decoded
 from analysis.decoding.paired_accuracy import Answered
 from analysis.rules import Mars
 from pipeline.core.stage import Artifact
@@ -57,7 +57,7 @@ def thetas(decoded: Decoded) -> list[float]:
     """Return MARS's threshold of every run that drafts with the model, NaN of any other."""
     rules = map(decoded.rules.get, decoded.runs["rule"])
     return [
-        rule.theta if isinstance(rule, Mars) and drafter == "model" else math.nan
+        rule.theta if isinstance(rule, Mars) and drafter == CONFIGURED else math.nan
         for rule, drafter in zip(rules, decoded.runs["drafter"], strict=True)
     ]
 

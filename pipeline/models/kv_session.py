@@ -45,11 +45,14 @@ def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
 
 def _prefill_segments(padding: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Return (rows, end column) segments of a staged prefill; each saves 1/16 of all work."""
-    parts, begin, count = list[tuple[int, int]](), 0, len(padding)
+    parts = list[tuple[int, int]]()
+    begin = 0
+    count = len(padding)
     for rows in range(1, count):
         end = min(padding[rows:])
         if (count - rows) * (end - begin) * 16 > count * width:
-            parts, begin = [*parts, (rows, end)], end
+            parts = [*parts, (rows, end)]
+            begin = end
     return parts
 
 

@@ -111,9 +111,10 @@ class LanguageModel:
         layers = self.new_cache(1).layers
         if names := {type(layer).__name__ for layer in layers if not layer.is_croppable}:
             raise PipelineError(
-                f"{key}: {self.label} can't be used with drafts: its layers "
+                f"{key}: {self.label} can't decode with drafts: its layers "
                 f"({', '.join(sorted(names))}) keep a state from which no token can be taken back. "
-                "Take a model with attention in all layers, or drafter=none"
+                "Take a model with attention in all layers, drafter=none, or leave decoding out: "
+                "stage=acceptance, or decoding.report=false for a report without it"
             )
 
     def check_trees(self) -> None:

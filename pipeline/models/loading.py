@@ -46,8 +46,10 @@ MODEL = "a causal language model that transformers knows, with config.json and m
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
 TOKENIZER = "tokenizer.json and tokenizer_config.json"
 TEXT = "Water boils at a lower temperature on a mountain, because the air above it weighs less."
-TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
-STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
+TOKENS = 14  # of the longer text
+PADDED = 3  # tokens fewer in the other one
+STEPS = 6  # tokens read with a cache
+ALONE = 3  # of these, one by one; the others at once, as drafts are
 # The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding
 # to float16 gave 4 units of the dtype in 36 random layers; a model without its past is off by 1.
 ALLOWED_UNITS = 32
@@ -61,7 +63,9 @@ def load_model(spec: ModelSpec) -> LanguageModel:
 
 
 def _load(spec: ModelSpec) -> LanguageModel:
-    key, settings, path = spec.key, spec.settings, spec.settings.path
+    key = spec.key
+    settings = spec.settings
+    path = spec.settings.path
     device = choose_device(spec.device.name)
     config = skeleton(spec).module.config
     folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
@@ -122,7 +126,9 @@ def skeleton(spec: ModelSpec) -> LanguageModel:
 @lru_cache(maxsize=8)
 def _skeleton(spec: ModelSpec, folder: Path) -> LanguageModel:
     """Build a model without weights, once in a process."""
-    key, settings, where = spec.key, spec.settings, f"{spec.key}.path={spec.settings.path}"
+    key = spec.key
+    settings = spec.settings
+    where = f"{spec.key}.path={spec.settings.path}"
     transformers_logging.set_verbosity_error()
     with _loading(where, MODEL):
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -100,15 +100,14 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
     """Return over how many rows of logits two models with so many are compared.
 
     Models pad their logits beyond the tokenizer, whose largest id is `tokens` - 1. Rows that both
-    have are compared like any other; rows that one of two padded models has alone are left out of
-    its softmax. Tokens beyond the rows of both (Gemma 3 has one, for images) are given probability
-    by neither.
+    have are compared like any other; rows that one has alone are left out of its softmax. Tokens
+    beyond the rows of both (Gemma 3 has one, for images) are given probability by neither.
     """
     rows = min(target, drafter)
-    if target != drafter and rows <= tokens:
+    if target != drafter and rows < tokens:
         raise PipelineError(
             f"{pair}: their logits have {target} and {drafter} rows, and the tokenizer {tokens} "
-            "tokens. Rows may differ where both models have more than that: resize the embeddings "
+            "tokens. Rows may differ where both models have all tokens: resize the embeddings "
             f"of one to {max(target, drafter)} rows, or take another drafter"
         )
     return rows

@@ -1,7 +1,7 @@
 """The rules of `criteria`: by name one rule, or a list of rules; lists as values multiply.
 
 A file of conf/criteria puts its rules under its own name, so `criteria=[paper,mine]` has those of
-both. What else stands beside them is a parameter that rules refer to: `criteria.t`.
+both. Other entries are parameters that rules refer to, such as `criteria.t`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rules_of(entries: Sequence[Mapping[str, Any]]) -> list[Rule]:
 
 
 def judged_by_logs(rule: Rule) -> bool:
-    """Whether a rule may be judged by rounded log-probabilities: a built-in count reads raw logits.
+    """Say whether rounded log-probabilities suffice for a rule; built-in ones may need raw logits.
 
     Rules of the user's are tried, and `certify` refuses by name what they do not allow.
     """

@@ -251,9 +251,9 @@ def build_methods(
 ) -> list[Method]:
     """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
 
-    An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for; a
-    method of these that is decoded anyway is left out. `draft_length` replaces that of every
-    method, unless it is None; methods that differ in nothing else become one.
+    An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for, unless
+    another entry already decodes with them. `draft_length`, unless it is None, replaces that of
+    every method; methods that are then equal become one.
     """
     given = entries if isinstance(entries, Mapping) else {}
     named = {name: entry for name, entry in given.items() if entry is not None}

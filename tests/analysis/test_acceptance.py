@@ -8,9 +8,9 @@ import pytest
 
 from analysis.acceptance.drafter import kl_needed, margins, rule_statistics
 from analysis.acceptance.judgement import Steps, judge, rounding
+from analysis.acceptance.parameter_range import ParameterRange
 from analysis.acceptance.solve import RESOLUTION, Goal, solve, solve_accepted
 from analysis.certificates.certify import certify
-from analysis.parameter_range import ParameterRange
 from analysis.rule_config import expand
 from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap

@@ -4,16 +4,18 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
 import yaml
+from pydantic import Field
 from scipy.special import xlogy
 
 from analysis import RuleError
+from analysis.acceptance import parameter_range
+from analysis.acceptance.parameter_range import build_range
 from analysis.certificates.certify import certify
-from analysis.parameter_range import build_range
 from analysis.rule_base import check_k
 from analysis.rule_config import build, expand, to_mapping
 from analysis.rules import (
@@ -187,6 +189,74 @@ def test_ranges_are_those_of_the_classes():
     assert build_range({"rule": "topm_additive", "m": 3}).name == "topm_additive m=3"
     with pytest.raises(ValueError, match="greedy has no range"):
         build_range({"rule": "greedy"})
+
+
+class Worded(Rule):
+    """Lenient where it is unsure: p > alpha p0, up to rank m."""
+
+    alpha: Annotated[float, Field(gt=0, le=1)]
+    m: Annotated[int, Field(ge=1)] = 3
+
+    def cut(self, _):
+        return Threshold(slope=self.alpha, offset=0.0, max_rank=self.m)
+
+
+class Wordless(Rule):
+    t: Annotated[float, Field(ge=0, lt=0.5)]
+    m: Annotated[int, Field(ge=1, le=4)]
+
+    def cut(self, _):
+        return Threshold(slope=1.0, offset=-self.t, max_rank=self.m)
+
+
+class Unordered(Rule):
+    """Neither end is stricter everywhere in a title with so many words that not all fit."""
+
+    low: Annotated[float, Field(ge=0, le=1)]
+
+    def cut(self, _):
+        return Threshold(offset=0.3 * (1 - self.low), slope=0.9 * self.low)
+
+
+@pytest.mark.parametrize(
+    ("rule", "title"),
+    [
+        (Worded(0.25), "Lenient where it is unsure (alpha = 0.25, m = 3)"),
+        (Wordless(0.1, 2), "Wordless t=0.1 m=2"),
+        (Unordered(0.5), "Neither end is stricter everywhere in a (low = 0.5)"),
+    ],
+)
+def test_a_rule_of_the_users_is_named_by_its_docstring(rule, title):
+    assert rule.title == title
+    assert rule.label.startswith(type(rule).__name__)
+
+    class Named(type(rule)):
+        title_format: ClassVar[str] = "Mine"
+
+    class Bare(type(rule)):
+        pass
+
+    assert Named(**rule.parameters).title == "Mine"
+    assert Bare(**rule.parameters).title == title.replace("Wordless", "Bare")
+
+
+def test_the_range_of_a_users_rule_is_that_of_its_bounds(monkeypatch):
+    def ends(kind, **given):
+        monkeypatch.setattr(parameter_range, "rule_class", lambda _: (kind, given))
+        found = build_range({})
+        return found.parameter, *map(found.value, found.rules)
+
+    assert ends(Worded) == ("alpha", 1.0, 1e-4)  # it is stricter at 1
+    assert ends(Worded, m=5) == ("alpha", 1.0, 1e-4)
+    assert ends(Wordless, m=2) == ("t", 0.0, pytest.approx(0.5 - 1e-4))
+    assert ends(Wordless, t=0.25) == ("m", 1, 4)
+    for kind, given, message in (
+        (Worded, {"alpha": 0.5}, "Worded has no range"),
+        (Wordless, {}, "Wordless: .*m"),  # is missing
+        (Unordered, {}, "Unordered: neither"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ends(kind, **given)
 
 
 def test_a_rule_of_a_user_may_keep_the_names_of_1_0():

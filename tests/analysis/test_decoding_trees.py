@@ -10,6 +10,7 @@ import pytest
 from analysis.decoding.decoded_trees import entropies, judged_levels, rates, tree_runs
 from analysis.decoding.metrics import LEVELS, Decoded
 from analysis.decoding.tree_curves import FIXED, LEAST, bound_curves, predicted_curves, tree_curves
+from analysis.report.tree_answer import tree_answer, tree_sentence
 from analysis.report.tree_figure import trees_figure
 from analysis.report.tree_tables import trees_table
 from analysis.rules import Tree
@@ -173,3 +174,62 @@ def test_the_table_has_what_was_measured_predicted_and_bounded():
     found = trees_table([changed], [tree_runs(changed, *STATISTICS)])
     shown = found.data.iloc[0]
     assert (shown["first_level"], shown["later_levels"]) == (0.5, 1.0)
+
+
+def methods_of(one, trees=(1, 3, 4)):
+    """The runs of `made` as methods at temperature 1 with tokens per call, some of them trees."""
+    shapes = [shape if at in trees else None for at, shape in enumerate(one.runs["tree"])]
+    tokens = [1.0, 1.7, 1.5, 1.7, 1.9, 1.8, 2.0]
+    accepted = one.runs.drop(columns="tree").assign(
+        lossless=[True] * 5 + [False] * 2,
+        temperature=1.0,
+        tokens_per_call=tokens,
+        tokens_per_call_ci_low=[value - 0.1 for value in tokens],
+        tokens_per_call_ci_high=[value + 0.1 for value in tokens],
+        drafted_per_call=3.0,
+        agreement=0.5,
+    )
+    return replace(one, runs=one.runs.assign(tree=shapes)), accepted
+
+
+def test_a_study_of_trees_says_first_what_they_give():
+    one, accepted = methods_of(made())
+    sentence = tree_sentence(one, accepted)
+    found = dict.fromkeys(["races, batch 3", "races, batch 1", "races, dynamic 3"])
+    assert all(name in sentence for name in found)
+    places = [sentence.index(f"{value} [") for value in ("1.90", "1.50", "2.00")]
+    assert places == sorted(places)  # the best tree, the best chain, what changes the text
+    table = tree_answer([one], [accepted])
+    assert table.cells["tokens per call"].iloc[3] == "1.90 [1.80, 2.00]"
+    assert table.cells["same tokens"].tolist() == ["–"] * 4 + ["50.0 %"] * 2
+    assert len(table.data) == 6  # without the target alone
+
+
+def test_a_sequence_is_a_chain():
+    one, accepted = methods_of(made())
+    one.runs["tree"] = [shape and shape | {"name": "sequence"} for shape in one.runs["tree"]]
+    assert tree_sentence(one, accepted) == ""
+
+
+def test_only_the_highest_temperature_is_compared():
+    one, accepted = methods_of(made())
+    accepted.loc[4, "temperature"] = 0.5
+    assert "1.70 [" in tree_sentence(one, accepted)
+    assert len(tree_answer([one], [accepted]).data) == 5
+
+
+def test_a_study_without_trees_has_no_such_answer():
+    one, accepted = methods_of(made(), trees=())
+    assert tree_sentence(one, accepted) == ""
+    assert tree_answer([one], [accepted]) is None
+
+
+def test_the_legend_of_trees_names_each_shape_scheme_and_bound_once():
+    one = made()
+    drawing = trees_figure([one], [tree_runs(one, *STATISTICS)]).draw()
+    (legend,) = drawing.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert len(names) == len(set(names))
+    for scheme in ("GSS", "ERSS"):
+        assert sum(name.startswith(scheme) for name in names) == 1
+    assert {"batch", "dynamic", FIXED, LEAST} <= set(names)

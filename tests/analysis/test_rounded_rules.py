@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -206,8 +207,21 @@ class Reading(Rule):
             "the tail": lambda: dist.log_tail > -2.0,
             "the token": lambda: dist.ids[:, 0] % 2 == 0,
             "its log-probability": lambda: dist.log_probs[:, 3] > -4.0,
+            "a band of rank 2": lambda: np.abs(p[:, 1] - 0.14) < 1e-3,
+            "a band of the tail": lambda: np.abs(dist.log_tail + 1.2) < 1e-3,
+            "a token that is not there": lambda: dist.ids[:, 0] == 10**6,
+            "all of them": lambda: (p > 0.999999).all(axis=1),
+            "their roots": lambda: np.sqrt(p).sum(axis=1) > 99,
+            "their sum": lambda: p.sum(axis=1) > 2,
+            "what it hides": lambda: hides(dist),
         }[self.what]()
         return Threshold(max_rank=np.where(lenient, 3, 1))
+
+
+def hides(dist):
+    with suppress(Exception):
+        return dist.log_tail == 0.12345
+    return np.zeros(len(dist), dtype=bool)
 
 
 class Nucleus(Rule):
@@ -228,6 +242,9 @@ UNBOUNDED = [
     *map(Reading, ["an entropy within a window", "p0 outside of a window", "rank 2"]),
     *map(Reading, ["the gap of ranks 2 and 3", "the mass of three", "the tail", "the token"]),
     *(Reading("its log-probability"), Nucleus(0.9), Wave()),
+    # at no step of these another than elsewhere: what is read tells, not what is found
+    *map(Reading, ["a band of rank 2", "a band of the tail", "a token that is not there"]),
+    *map(Reading, ["all of them", "their roots", "their sum", "what it hides"]),
 ]
 
 
@@ -247,6 +264,8 @@ def test_p0_may_be_read_from_any_column():
     class Same(Varying):
         def cut(self, dist):
             assert np.all(dist.probs[:, 0] == dist.top_probability)
+            assert np.all(dist.probs[:, :1] == dist.top_probability[:, None])
+            assert dist.probs.shape == (len(dist), dist.k)
             p0 = (dist.probs[:, 0] + np.exp(-dist.top_surprisal) + np.exp(dist.log_probs[:, 0])) / 3
             return Threshold(max_rank=np.where(p0 > self.at, self.ranks[1], self.ranks[0]))
 

@@ -14,7 +14,7 @@ from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
 from analysis.acceptance.typical import DRAWS_OF_MEANS, LAWS
-from analysis.decoding.verdict import Advice
+from analysis.report.advice import Advice
 from analysis.report.answers import FATES, median_answer
 from analysis.report.drafter_figures import margin_figure
 from analysis.report.drafter_tables import acceptance_table, depth_table, source_table

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from analysis.report.published_claims import claims_table
 from analysis.report.published_table import compare, outside, published_section, published_table
 from analysis.report.results import Results
 from analysis.report.table import Table, cells_to_grid, csv_text, latex
-from analysis.report.text import decimals, number_text
+from analysis.report.text import number_text
 from analysis.rule_config import expand
 from analysis.rules import Multiplicative, Rule, StrictGreedy, Threshold, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -98,6 +99,7 @@ def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked():
     assert shown.index.tolist() == ["b", "<a>"]
     assert shown.columns.tolist() == [("x", "n_%"), ("y", "n_%")]
     text = table.latex().splitlines()
+    assert latex("m₄, p₁₀") == "m$_{4}$, p$_{10}$"
     assert latex(r"ε₀ = 0.1–0.2^") == r"$\varepsilon_{0}$ = 0.1--0.2\textasciicircum{}"
     assert r"\caption{A \& B}" in text
     assert r"\# & n\_\% & n\_\% \\" in text
@@ -112,14 +114,14 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
     two = tables["table2"]
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
-    values = two.data.groupby("statistic")["value"].agg(decimals)
+    values = paper_tables.DIGITS
     printed = zip((mean, finite[13], finite[69]), ("mean", "p5", "p25"), strict=True)
     expected = [number_text(value, values[name]) for value, name in printed]
     row = two.cells.loc["Additive (t = 0.3)", TARGETS[1]]
     assert row[["Mean", "p5", "p25"]].tolist() == expected
     assert row["Med"] == f"{number_text(math.log(2), values['median'])}*"
     assert row["empty"] == "75.0 %"
-    digits = decimals(tables["table3"].data["value"])
+    digits = paper_tables.DIGITS["p5"]
     low = np.sort(certificates(TARGETS[0], INEXACT)[0])[13]
     three = tables["table3"].cells
     assert three.loc[("Additive certificate", "t = 0.45"), TARGETS[0]] == number_text(low, digits)
@@ -141,6 +143,59 @@ def test_the_share_of_exact_certificates_is_what_is_no_interval():
         assert alone.loc["Additive (t = 0.2)", (target, "exact")] == "100.0 %"
     exact = tables_of(measure(expand([{"rule": "additive", "t": [0.2]}])))["table2"].cells
     assert "exact" not in exact.columns.get_level_values(1)
+
+
+def test_latex_has_the_papers_columns_and_the_digits_of_every_study(tables):
+    """Shares of exact and empty certificates are on the page, and not in a paper's table."""
+    two = tables["table2"]
+    assert "empty" in two.cells.columns.get_level_values(1)
+    text = two.latex().splitlines()
+    assert r"Criterion & Mean & Med & p5 & p25 & Mean & Med & p5 & p25 \\" in text
+    assert not re.search("exact &|empty &", two.latex())
+    rows = [line for line in text if line.startswith(("Strict", "Additive", "Mult.", "Tree"))]
+    assert len(rows) > 2
+    for row in rows:
+        found = re.findall(r"\.(\d+)", row.partition(" & ")[2])
+        assert [len(digits) for digits in found] == [3, 3, 4, 4, 3, 3, 4, 4]
+
+
+def test_latex_has_the_intervals_on_request():
+    measured = measure(RULES)
+    two = table2(measured, intervals=True)
+    assert two.cells.equals(table2(measured).cells)
+    lines = two.latex().splitlines()
+    place = next(at for at, line in enumerate(lines) if line.startswith("Strict greedy"))
+    low, high = two.data.loc[0, ["ci_low", "ci_high"]]
+    assert lines[place + 1].startswith(f" & [{low:.3f}, {high:.3f}] & [")
+    assert lines[place + 1].count("[") == 8
+
+
+def table_of(width, columns):
+    cells = pd.DataFrame({f"c{at}": ["x" * (width - 2)] for at in range(columns)}, index=["row"])
+    return Table("any", "any", "any", cells, cells)
+
+
+@pytest.mark.parametrize(
+    ("columns", "environment", "font", "packages"),
+    [
+        (1, "table", "footnotesize", "booktabs"),
+        (4, "table", "footnotesize", "booktabs"),
+        (5, "table", "scriptsize", "booktabs"),
+        (6, "table*", "footnotesize", "booktabs"),
+        (10, "table*", "footnotesize", "booktabs"),
+        (11, "table*", "scriptsize", "booktabs"),
+        (12, "table*", "scriptsize", "booktabs,graphicx"),
+    ],
+)
+def test_latex_takes_a_column_or_the_page(columns, environment, font, packages):
+    """Columns of 9 letters: 4.2 points each and 6 between, in 234.9 or 487.8 points."""
+    lines = table_of(11, columns).latex().splitlines()
+    assert lines[0] == rf"% \usepackage{{{packages}}}"
+    assert lines[1] == rf"\begin{{{environment}}}[t]"
+    assert lines[2] == r"\centering"
+    assert rf"\{font}" in lines
+    assert (r"\resizebox{\textwidth}{!}{%" in lines) == ("graphicx" in packages)
+    assert lines[-1] == rf"\end{{{environment}}}"
 
 
 def test_csv_gives_published_values_intervals_shares_and_estimators(tables):

@@ -126,7 +126,7 @@ def test_no_tree_exceeds_its_bounds(k):
         tree = optimal(whole, k)
         tokens = tree_tokens_per_call(tree, whole)
         h = token_bounds.index_entropy(whole)
-        bound = token_bounds.tunstall_upper(h, 8, k)
+        bound = token_bounds.tunstall_upper(h, 8, k, tight=True)
         assert tokens <= bound * (1 + 1e-12)
         assert bound <= token_bounds.tunstall_upper(h, 8, k, tight=False)
         used = whole[: max(tree.siblings, default=0)]
@@ -142,7 +142,7 @@ def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices():
         k = len(symmetric(width, depth - 1))
         h = math.log(width)
         tokens = tree_tokens_per_call(symmetric(width, depth - 1), [1 / width] * width)
-        assert tokens == pytest.approx(token_bounds.tunstall_upper(h, width, k))
+        assert tokens == pytest.approx(token_bounds.tunstall_upper(h, width, k, tight=True))
         if k:
             assert tokens < token_bounds.tunstall_upper(h, width, k, tight=False)
 
@@ -159,16 +159,16 @@ def test_lemma_4_3_by_hand_and_in_the_limit():
     rates = np.array([0.5, 0.25])
     h = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     by_hand = (math.log(2 + 4) + math.log(11)) / (h + 0.25 * math.log(4))
-    assert token_bounds.residual_upper(rates, 10, 4) == pytest.approx(by_hand)
+    assert token_bounds.residual_upper(rates, 10, 4, tight=False) == pytest.approx(by_hand)
     # chains: 1 / (1 - a) is the limit of their tokens, and the least bound for long ones
-    m, least = token_bounds.least_residual_upper(np.array([0.8]), 10**6)
+    m, least = token_bounds.least_residual_upper(np.array([0.8]), 10**6, tight=False)
     assert (m, least) == (math.inf, pytest.approx(5))
     assert tree_tokens_per_call(sequence(200), [0.8]) == pytest.approx(5)
-    assert token_bounds.least_residual_upper(np.array([0.8]), 4)[0] < math.inf
+    assert token_bounds.least_residual_upper(np.array([0.8]), 4, tight=False)[0] < math.inf
     # nothing is left over: Theorem 4.2 of d indices
     least = token_bounds.least_residual_upper(np.array([0.5, 0.5]), 6, tight=True)[1]
     assert least == pytest.approx(3)
-    assert token_bounds.least_residual_upper(np.array([1.0]), 6)[1] == math.inf
+    assert token_bounds.least_residual_upper(np.array([1.0]), 6, tight=False)[1] == math.inf
 
 
 @pytest.mark.parametrize("tight", [True, False])

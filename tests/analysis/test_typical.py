@@ -10,6 +10,7 @@ from analysis import Steps, TopK, certify, judge, rules, topk, typical_acceptanc
 from analysis.acceptance import typical
 from analysis.acceptance.typical import usual_statistics
 from analysis.statistics.bootstrap import PromptBootstrap
+from benchmarks import usual_drafter
 from tests.analysis.cases import dirichlet, noisy
 
 VOCAB = 9
@@ -86,6 +87,15 @@ def test_the_share_is_that_of_drafters_at_exactly_this_kl(count):
             assert share[step, at] == wanted.mean(), RANKS[at]
             # a drafter may come back to accepted tokens
             assert share[step, at] <= accepts[lines.argmax(axis=1)].mean() <= share[step, at] + 0.1
+
+
+@pytest.mark.thorough
+def test_the_benchmark_by_brute_force_finds_the_same_shares():
+    found = usual_drafter.by_brute_force(20, 5_000)
+    assert len(found) == 8
+    assert found["standard_errors"].max() < 4.5
+    assert found[["most_below", "most_above"]].max(axis=None) < 0.05
+    assert not found[["rising", "rejected"]].any(axis=None)
 
 
 @pytest.mark.thorough

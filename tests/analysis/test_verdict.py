@@ -21,8 +21,9 @@ from analysis.decoding.paired_accuracy import (
     paired_difference_interval,
     wilson_interval,
 )
-from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Timed, advise, engines
+from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Timed, engines
 from analysis.report.accuracy_tables import accuracy_table
+from analysis.report.advice import advise
 from analysis.report.text import speed_texts
 from analysis.rules import Additive, StrictGreedy
 from analysis.statistics.estimate import Estimate

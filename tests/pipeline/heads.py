@@ -104,6 +104,31 @@ def write(target, weights, folder, *, pickled=False, **more):
     return used(folder)
 
 
+def write_speculators(target, weights, folder, shape=None, **more):
+    """Write a checkpoint as vLLM's speculators do: names of weights, configuration, a copy of t2d.
+
+    `shape` changes the configuration of the layer, `more` what stands beside it.
+    """
+    folder.mkdir(exist_ok=True)
+    layer = config_of(target) | (shape or {})
+    config = {
+        "architectures": ["Eagle3Speculator"], "model_type": "speculator_model",
+        "speculators_model_type": "eagle3", "speculators_version": "0.5.0",
+        "speculators_config": {"algorithm": "eagle3", "default_proposal_method": "greedy",
+                               "proposal_methods": [{"proposal_type": "greedy",
+                                                     "speculative_tokens": 3}],
+                               "verifier": {"name_or_path": "tiny", "architectures": []}},
+        "draft_vocab_size": len(weights["lm_head.weight"]), "norm_before_residual": False,
+        "norm_before_fc": False, "embed_requires_grad": False, "target_hidden_size": None,
+        "eagle_aux_hidden_state_layer_ids": None,
+        "transformer_layer_config": layer,
+    } | more  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    named = {name.replace("midlayer.", "layers.0."): weight for name, weight in weights.items()}
+    save_file(named, folder / "model.safetensors")
+    return used(folder)
+
+
 def rms(x, weight):
     return weight * x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
 
@@ -116,7 +141,7 @@ def turned(x):
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
 
 
-def layer(given, embedded, hidden):
+def layer(given, embedded, hidden, norm_before_residual=False):
     """Return the outputs (n, d) of n entries that see themselves and those before."""
     own = {name.removeprefix("midlayer."): value for name, value in given.items()}
     state = rms(hidden, own["hidden_norm.weight"])
@@ -130,7 +155,8 @@ def layer(given, embedded, hidden):
     scores = q @ k.transpose(1, 2) / WIDTH**0.5
     scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
     attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-    residual = hidden + attended @ own["self_attn.o_proj.weight"].T
+    begin = state if norm_before_residual else hidden
+    residual = begin + attended @ own["self_attn.o_proj.weight"].T
     x = rms(residual, own["post_attention_layernorm.weight"])
     gated = silu(x @ own["mlp.gate_proj.weight"].T) * (x @ own["mlp.up_proj.weight"].T)
     return residual + gated @ own["mlp.down_proj.weight"].T
@@ -161,11 +187,11 @@ def reference_logits(given, outputs):
     return logits
 
 
-def reference(target, given, text, drafts, layers=(2, 3, 4)):
+def reference(target, given, text, drafts, layers=(2, 3, 4), **kind):
     """Outputs (d,) after a text and tokens drafted behind it, by passes over all entries."""
     states = fused(target, given, text[:-1], layers)
     for at in range(len(drafts) + 1):
-        outputs = layer(given, embedding(target, given, (text + drafts[:at])[1:]), states)
+        outputs = layer(given, embedding(target, given, (text + drafts[:at])[1:]), states, **kind)
         states = torch.cat([states, outputs[-1:]])
     return outputs[-1]
 

@@ -1,9 +1,11 @@
 """EAGLE-3 heads: random checkpoints against the plain architecture, cached, by depth, refused."""
 
 import copy
+import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -14,6 +16,7 @@ from transformers import (
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.core.errors import PipelineError
+from pipeline.core.paths import ROOT as PROJECT
 from pipeline.decoding.proposers import Eagle3Proposer
 from pipeline.decoding.sampling import GreedySampler
 from pipeline.inputs.identity import Identities
@@ -25,6 +28,7 @@ from tests.pipeline import heads, tiny
 from tests.pipeline.decoding.pair import PROMPTS, V, plain_greedy
 from tests.pipeline.heads import IDS, random_weights, reference, reference_logits, states_of, write
 
+ASSETS = PROJECT / "assets"
 DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
@@ -163,8 +167,23 @@ def test_a_bfloat16_target_with_a_float32_projection():
         ({}, {"model_type": "qwen3"}, "its layer is that of a qwen3: Llama's is read"),
         ({}, {"norm_output": True}, "norm_output is not read"),
         ({"d2t": torch.zeros(8, dtype=torch.long), "t2d": None}, {}, "d2t is all zeros.*first 8"),
-        ({}, {"speculators_model_type": "eagle3"}, "format of speculators, which is not read"),
-        ({}, {"transformer_layer_config": {"hidden_size": 32}}, "of speculators.*EAGLE's own"),
+        (
+            {"d2t": torch.zeros(8, dtype=torch.long), "t2d": torch.zeros(24, dtype=torch.bool)},
+            {},
+            "d2t is all zeros",
+        ),  # as speculators makes them before training
+        ({}, {"architectures": ["DFlashDraftModel"]}, "of the kind DFlash"),
+        ({}, {"model_type": "deepseek_mtp"}, "of the kind MTP"),
+        (
+            {"layers.1.mlp.up_proj.weight": torch.ones(40, 32)},
+            {},
+            r"several layers \(layers\.1\.mlp",
+        ),
+        (
+            {},
+            {"transformer_layer_config": {"hidden_size": 32}},
+            "norm_before_residual is not given",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(target, tmp_path, change, more, message):
@@ -173,6 +192,71 @@ def test_what_does_not_fit_is_one_line(target, tmp_path, change, more, message):
     with pytest.raises(PipelineError, match=f"^drafter.*{message}") as error:
         load_head(write(target, weights, tmp_path, **more), target)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "message"),
+    [
+        ({}, {"speculators_model_type": "dflash"}, "of the kind DFlash"),
+        ({}, {"speculators_model_type": "mtp"}, "of the kind MTP"),
+        ({}, {"speculators_model_type": "hydra"}, "speculators_model_type is hydra"),
+        ({}, {"norm_before_residual": None}, "norm_before_residual is not given"),
+        ({}, {"norm_before_fc": True}, "norm_before_fc is not read"),
+        ({"model_type": "qwen3"}, {}, "a qwen3: Llama's is read"),
+        ({"hidden_size": 64}, {}, "hidden_size is 64, tiny has 32"),
+    ],
+)
+def test_heads_of_speculators_that_are_not_read_are_one_line(
+    target, tmp_path, shape, more, message
+):
+    head = heads.write_speculators(target, random_weights(target), tmp_path, shape, **more)
+    with pytest.raises(PipelineError, match=f"^drafter.*{message}") as error:
+        load_head(head, target)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "more"),
+    [
+        ({}, {}, {}),
+        ({"embedding": True, "fc_norm": True, "layers": 2}, {},
+         {LAYERS: [3, 5], "fc_norm": True}),  # counted as vLLM does
+        ({"ids": None}, {"rope_theta": 1.0, "rope_parameters": {"rope_theta": heads.THETA,
+                                                                "rope_type": "default"}}, {}),
+    ],
+)  # fmt: skip
+@torch.inference_mode()
+def test_a_head_in_speculators_layout_is_the_one_in_eagles_own(target, tmp_path, made, shape, more):
+    given = random_weights(target, **made)
+    write(target, given, tmp_path / "own", **more)
+    own = load_head(heads.used(tmp_path / "own", "after"), target)
+    other = load_head(
+        heads.write_speculators(target, given, tmp_path / "spec", shape, **more), target
+    )
+    assert other.layers == own.layers
+    text = [*PROMPTS[1], 4]
+    drafts = [begun(model, text).propose(text, 4, 1) for model in (own, other)]
+    assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
+    states = states_of(target, text, own.layers)[None]
+    embedded = own.embed(torch.tensor([text]))
+    for a, b in zip(*(teacher_forced_outputs(model.head, embedded, states, 3)
+                      for model in (own, other)), strict=True):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+@torch.inference_mode()
+def test_the_residual_is_normed_where_the_head_says_so(target, tmp_path):
+    given = random_weights(target)
+    head = heads.write_speculators(target, given, tmp_path, norm_before_residual=True)
+    model = load_head(head, target)
+    text = [*PROMPTS[1], 4]
+    chosen = begun(model, text).propose(text, 4, 1).tokens.tolist()
+    others = []
+    for count in range(4):
+        output = reference(target, given, text, chosen[:count], norm_before_residual=True)
+        assert chosen[count] == int(reference_logits(given, output[None]).argmax())
+        others.append(reference(target, given, text, chosen[:count]) - output)
+    assert all(other.abs().max() > 0.1 for other in others)  # the other kind is another head
 
 
 def test_a_mapping_to_the_first_ids_is_read_where_the_file_marks_them(target, tmp_path):
@@ -245,3 +329,32 @@ def test_states_are_those_between_the_layers(config, norm):
     torch.testing.assert_close(second, plain[2], rtol=0, atol=0)
     torch.testing.assert_close(module.get_submodule(norm)(last), plain[4], rtol=0, atol=0)
     assert not torch.allclose(last, plain[4], atol=0.01)
+
+
+@pytest.mark.thorough
+@torch.inference_mode()
+def test_smollm2s_head_in_the_layout_of_speculators_drafts_the_same_tokens(tmp_path):
+    """On a target of its shape; the weights are random."""
+    folder = ASSETS / "smollm2" / "drafter"
+    shape = json.loads((folder / "config.json").read_text())
+    torch.manual_seed(0)
+    config = LlamaConfig(**shape | {"num_hidden_layers": 30, "max_position_embeddings": 64})
+    module = AutoModelForCausalLM.from_config(config).eval()
+    target = wrap(module, "SmolLM2", torch.device("cpu"))
+    more = {name: shape.pop(name) for name in (LAYERS, "fc_norm", "draft_vocab_size")}
+    given = load_file(folder / "model.safetensors")
+    other = heads.write_speculators(target, given, tmp_path, shape, **more)
+    text = list(range(900, 912))
+    models = [load_head(spec, target) for spec in (heads.used(folder), other)]
+    drafts = [begun(model, text).propose(text, 8, 1).tokens.tolist() for model in models]
+    assert drafts[0] == drafts[1]
+    outputs = [
+        teacher_forced_outputs(
+            model.head,
+            model.embed(torch.tensor([text])),
+            states_of(target, text, model.layers)[None],
+            3,
+        )
+        for model in models
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))

@@ -11,6 +11,7 @@ import pytest
 from analysis.decoding.draft_length import expected_tokens
 from analysis.statistics.bootstrap import Resampling
 from pipeline import engine
+from pipeline.engines.comparison import compare
 from pipeline.engines.runs import read_run, run_files
 from pipeline.engines.speed_by_load import compare_by_load, costs_at, load_rows, predicted_rows
 from tests.engines import metrics, vllm_page
@@ -125,6 +126,69 @@ def test_a_gain_that_is_not_sure_is_not_in_the_schedule(tmp_path, capsys):
     assert re.search(r"1\.09 times, roughly .*, not sure\n", screen)
 
 
+def test_the_schedule_says_how_sure_it_is(tmp_path, capsys):
+    screen = screen_of(capsys, grid(tmp_path, {1: 1.2, 8: 2.4}), f"outputs={tmp_path}/o")
+    said = screen.split("schedule: ")[1].splitlines()
+    assert re.search(r"load 1: .* 2 .*1\.58 times, roughly \[1\.5\d, 1\.6\d\]", said[1])
+    assert re.search(r"load 8: none.* 2.* 0\.79 times, roughly \[0\.7\d, 0\.8\d\]", said[2])
+
+
+def scheduled(folder, name, drafts, passes=19_000, asked=8, seconds=0.01):
+    """Write a page of a server with a schedule, in which few of the passes had a draft of two."""
+    text = vllm_page(passes, seconds * passes, 1000, passes, (drafts // 2, drafts // 4))
+    for counter, count in (("drafts", drafts), ("draft_tokens", 2 * drafts)):
+        text = re.sub(f"(num_{counter}_total.*) .*", rf"\1 {count}", text)
+    (folder / f"{name}.after.txt").write_text(text)
+    record = {"concurrent": asked, "engine": "vLLM", "answers_of_pages": 0}
+    (folder / f"{name}.json").write_text(json.dumps(record))
+    return read_run(folder / f"{name}.after.txt")
+
+
+@pytest.mark.parametrize("drafts", [0, 100])
+def test_a_server_that_hardly_drafts_tells_nothing_of_drafts(drafts, tmp_path, capsys):
+    """With a schedule of none at this load: its speed is shown, and nothing follows from it."""
+    grid(tmp_path, {1: 1.2})
+    write(tmp_path, "a8", 1.0, asked=8)
+    scheduled(tmp_path, "d8", drafts)
+    screen = screen_of(capsys, tmp_path, f"outputs={tmp_path}/o")
+    rows = [line for line in screen.splitlines() if re.match(" +8 ", line)]
+    assert len(rows) == 1
+    assert re.search(r" 2 .* - +not known .*hardly any drafts", rows[0])
+    assert f"d8.after.txt: {drafts} of 19,000 passes had a draft" in screen
+    assert "measured at load 1 alone" in screen
+    alone = tmp_path / "a8.after.txt", tmp_path / "d8.after.txt"
+    assert "no recommendation: hardly" in screen_of(capsys, *alone)
+
+
+@pytest.mark.parametrize(("drafts", "hardly"), [(199, True), (200, False), (201, False)])
+def test_few_drafts_tell_nothing(drafts, hardly, tmp_path):
+    assert scheduled(tmp_path, "d", drafts, 10_000).hardly_drafts == hardly
+
+
+@pytest.mark.parametrize(("drafts", "told"), [(1899, False), (1900, True), (1901, True)])
+def test_a_tenth_of_the_passes_tells_the_cost_of_a_step(drafts, told, tmp_path):
+    """Of a run whose passes all take as long, so that a step costs one; both count as measured."""
+    base = read_run(write(tmp_path, "a", 1.0, asked=8))
+    loads, notes = compare_by_load([base, scheduled(tmp_path, "d8", drafts)], STATISTICS)
+    assert notes == []
+    assert math.isnan(loads[0].speeds[0].cost) != told
+    assert any("too few to tell what a step" in note for note in loads[0].notes) != told
+    assert list(loads[0].measured) == [2]
+
+
+def test_few_drafts_in_slow_passes_are_not_another_load(tmp_path):
+    """Passes that are 5 % faster than alone would make a step of a tenth of them cost 0.5."""
+    base = read_run(write(tmp_path, "a", 1.0, asked=8))
+    run = scheduled(tmp_path, "d8", 1900, seconds=0.0095)
+    (speed,), _ = compare(base, [run], STATISTICS)
+    assert speed.cost == pytest.approx(0.5, abs=1e-3)
+    assert speed.compares
+    run = scheduled(tmp_path, "d8", 80, seconds=0.0123)  # as if a step cost 55 passes
+    assert compare(base, [run], STATISTICS)[0][0].compares
+    run = scheduled(tmp_path, "d8", 1900, seconds=0.0089)
+    assert not compare(base, [run], STATISTICS)[0][0].compares
+
+
 def test_other_lengths_are_predicted_and_marked(tmp_path):
     """At rates 0.6, 0.5, 0.5 and costs linear in the length: 1.1, 1.2 and 1.3 passes."""
     loads, _ = loads_of(grid(tmp_path, {1: 1.2, 8: 2.4}))
@@ -186,7 +250,17 @@ def test_what_if_takes_the_costs_seen(tmp_path, capsys):
     assert "beyond the longest at a load" in said.splitlines()[-1]
     # other numbers than those of the runs, and nothing but those
     screen = screen_of(capsys, alone, drafted, "what_if.acceptance=0")
-    assert "no drafts; 1: 0.91 times, predicted" in screen
+    said = screen.splitlines()[-1]
+    assert said.startswith("no drafts")
+    assert "0.91 times, predicted" in said
+
+
+@pytest.mark.parametrize(("acceptance", "sure"), [(0.31, False), (0.33, True)])
+def test_a_predicted_gain_below_a_tenth_is_not_sure(acceptance, sure, tmp_path, capsys):
+    """Of drafts of one at 1.2 passes: 1.31 and 1.33 tokens are 1.09 and 1.11 times as fast."""
+    runs = write(tmp_path, "a", 1.0), write(tmp_path, "d", 1.2, (6000,))
+    said = screen_of(capsys, *runs, f"what_if.acceptance={acceptance}").splitlines()[-1]
+    assert ("not sure" in said) != sure
 
 
 def test_what_if_needs_two_runs_and_acceptance(tmp_path):

@@ -204,6 +204,12 @@ LINEAR = ("Qwen3NextConfig", GROUPED | {
     "linear_num_value_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16}, "eager")  # fmt: skip
+QWEN35 = ("Qwen3_5TextConfig", GROUPED | {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "sdpa")  # fmt: skip
+LFM2 = ("Lfm2Config", SHAPE | {"num_key_value_heads": 1, "block_ff_dim": 40,
+                               "layer_types": ["conv", "full_attention"]}, "sdpa")  # fmt: skip
 
 
 def write(directory, kind, shape, attention):
@@ -315,12 +321,14 @@ def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(  # n
             load_model(used)
 
 
-def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path):
-    directory = write(tmp_path / "model", *LINEAR)
-    used = tiny.used(directory, "targets.made", attention="eager")
+@pytest.mark.parametrize("made", [LINEAR, QWEN35, LFM2], ids=lambda made: made[0])
+def test_linear_attention_is_read_but_refused_for_decoding(made, tmp_path):
+    directory = write(tmp_path / "model", *made)
+    used = tiny.used(directory, "targets.made", attention=made[2])
     with pytest.raises(
-        PipelineError, match=r"^targets.made: tiny can't be used with drafts: .*\(LinearAttention"
+        PipelineError, match=r"^targets.made: tiny can't decode with drafts: .*\(LinearAttention"
     ):
         check_models([tiny.decoding_node(used, used)])
     check_models([tiny.dump_of(used)])
-    check_dump(directory, tmp_path, "eager", 1e-3)
+    check_models([tiny.drafts_of(used, used, {})])
+    check_dump(directory, tmp_path, made[2], 1e-3)

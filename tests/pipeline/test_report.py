@@ -125,3 +125,13 @@ def test_a_file_in_the_place_of_the_report_stays(tmp_path, capsys):
     assert place.read_text() == "the user's own"
     printed = capsys.readouterr().out
     assert f"report: {report.directory}/index.html ({place}: is no report" in printed
+
+
+def test_the_page_of_embedded_models_says_what_they_are_for(small_study, study):
+    """One's own model in the same study does not, and a note of one's own stands instead."""
+    text = page_text(small_study.outputs / "report/mini")
+    assert text.index("small models") < text.index("Not decided")
+    [task] = study.tasks["report"]
+    assert "small models" in task.settings["note"]
+    own = Study(*small_study.overrides, "note=mine")
+    assert own.tasks["report"][0].settings["note"] == "mine"

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.judgement import judge
+from analysis.acceptance.parameter_range import build_range
 from analysis.acceptance.solve import Goal, solve, solve_accepted, solve_all
-from analysis.parameter_range import build_range
 from analysis.rules import StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.inputs import artifact_readers as stored

@@ -11,7 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
-from analysis.report.sweep_figure import sweep_figure
+from analysis.report.sweep_figure import MAX_LINES, sweep_figure
+from analysis.rules import Additive, Mars, TopMAdditive
 from pipeline.core import sweeps
 from pipeline.core.store import Store
 from pipeline.inputs import artifact_readers as stored
@@ -64,6 +65,23 @@ def test_a_sweep_is_named_after_what_is_swept(tmp_path):
     assert table["decoding.draft_length"].tolist() == ["null", "3"]
 
 
+def test_a_list_of_values_in_a_single_run_is_a_sweep(tmp_path, capsys):
+    rules = [Additive(0.01), Additive(0.2), TopMAdditive(2, 0.1), Mars(0.9)]
+    rows = [{"target": "T", "rule": rule.label, "mean": 0.1 * at} for at, rule in enumerate(rules)]
+    key = "criteria.additive.t"
+    words = ["study=mini", f"+{key}=[0.01, 0.2,0.1]", "criteria.m=[2]"]
+    sweeps.publish_listed(words, "certificates", rules, rows, tmp_path)
+    (place,) = (tmp_path / "sweeps").iterdir()
+    table = pd.read_csv(place / f"certificates_by_{key}.csv")
+    assert table[key].tolist() == [0.01, 0.2, 0.1]  # MARS has none
+    assert table["mean"].tolist() == pytest.approx([0.0, 0.1, 0.2])
+    assert {path.suffix for path in place.iterdir()} == {".csv", ".parquet", ".pdf", ".png"}
+    assert f"certificates_by_{key}.csv, .parquet, .pdf, .png" in capsys.readouterr().out
+    for words in (["criteria.t=[0.01]"], ["criteria.t=0.1"], ["criteria.alpha=[0.1,0.2]"], []):
+        sweeps.publish_listed(words, "certificates", rules, rows, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     """Of strict greedy: the accepted and the certified share, and the fastest draft length."""
     ends = {"ci_low": 0.1, "ci_high": 0.9, "prompts": 40}
@@ -93,6 +111,17 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
     assert len(sweep_figure(table, ["drafter"]).axes) == 4  # shares, tokens, speed, cost
+
+
+@pytest.mark.parametrize("rules", [MAX_LINES, MAX_LINES + 1])
+def test_a_sweep_figure_says_which_curves_it_leaves_out(rules):
+    rows = [
+        {"criteria.t": t, "target": "T", "rule": f"rule {at}", "mean": t}
+        for t in (0.1, 0.2)
+        for at in range(rules)
+    ]
+    title = sweep_figure(pd.DataFrame(rows), ["criteria.t"]).get_suptitle()
+    assert (str(rules) in title) == (rules > MAX_LINES)
 
 
 def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path):

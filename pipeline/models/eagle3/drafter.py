@@ -43,11 +43,16 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer whose attention reads an embedding beside the hidden state."""
+    """A decoder layer whose attention reads an embedding beside the hidden state.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    With `norm_before_residual` the output is added to the normed hidden state, as speculators'
+    heads are trained, else to the hidden state itself.
+    """
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool = False) -> None:
         """Make random weights."""
         super().__init__()
+        self.norm_before_residual = norm_before_residual
         self.head_dim: int = config.head_dim
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -73,6 +78,8 @@ class Layer(nn.Module):
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """Return the output (B, n, d) from the result of attention (B, heads, n, head_dim)."""
+        if self.norm_before_residual:
+            hidden = self.hidden_norm(hidden)
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         made: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return made
@@ -90,7 +97,7 @@ class Eagle3Module(nn.Module):
         norms = layers if fc_norm else 0
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps) for _ in range(norms))
         self.fc = nn.Linear(layers * width, width, bias=False)
-        self.midlayer = Layer(config)
+        self.midlayer = Layer(config, bool(shape.get("norm_before_residual")))
         self.norm = LlamaRMSNorm(width, eps)
         self.rotary = LlamaRotaryEmbedding(config)
 

@@ -6,17 +6,23 @@ with `draft_vocab_size`; in model.safetensors or pytorch_model.bin fc, midlayer.
 d2t, t2d, and embed_tokens where the embedding is not the target's. d2t is an offset: the i-th
 drafted token has the id i + d2t[i]; t2d marks these ids. The hidden states are those after 2, L / 2
 and L - 3 of the target's L layers, unless eagle_aux_hidden_state_layer_ids says otherwise.
+
+The format of vLLM's speculators (`src/speculators/models/eagle3` of vllm-project/speculators) is
+read as well: the layer's configuration is in `transformer_layer_config` and its weights are
+layers.0.*.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.stage import ModelSpec
@@ -27,14 +33,21 @@ from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_tar
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.models.products import use_fast_products
 
-# keys of a config.json in the format of vLLM's speculators
-SPECULATORS = ("speculators_model_type", "speculators_config", "transformer_layer_config")
+SPECULATORS = "speculators_model_type"  # key of a config.json in the format of vLLM's speculators
+SHAPE = "transformer_layer_config"  # there, the configuration of the layer
+RESIDUAL = "norm_before_residual"
+# what stands beside it, of which vLLM's vllm/transformers_utils/configs/speculators/algos.py knows
+BESIDE_SHAPE = (SPECULATORS, "draft_vocab_size", RESIDUAL, "norm_before_fc", "fc_norm",
+                "norm_output", "eagle_aux_hidden_state_layer_ids")  # fmt: skip
+OTHERS = {"dflash": "DFlash", "mtp": "MTP", "medusa": "Medusa", "peagle": "P-EAGLE"}  # not read
+SEVERAL = re.compile(r"layers\.[1-9]\d*\.")  # weights of a second layer
+VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies of the target's
 PROJECTION = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
 TARGETS = "t2d"
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-UNREAD = ("norm_before_residual", "norm_before_fc", "norm_output")  # norms that vLLM knows, too
+UNREAD = ("norm_before_fc", "norm_output")  # norms that vLLM knows, too
 OTHER = "take a drafter that was trained for this target"
 Weights = dict[str, Tensor]
 
@@ -98,6 +111,10 @@ def check_head(
             f"{key}.path={path}: its weights can't be read: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from error
+    if several := sorted(filter(SEVERAL.match, weights)):
+        raise PipelineError(
+            f"{key}.path={path}: it has several layers ({several[0]}): heads of one layer are read"
+        )
     d = wanted.hidden_size
     rows = wanted.vocab_size
     drafted = config.get("draft_vocab_size") or rows
@@ -112,17 +129,17 @@ def check_head(
             f"{key}.path={path}: {len(wrong)} weights are missing, unknown or not of the shape in "
             f"config.json ({', '.join(wrong[:3])}): {OTHER}"
         )
-    if OFFSETS in weights and not _names_tokens(weights, target.vocab_size):
-        raise PipelineError(
-            f"{key}.path={path}: {OFFSETS} does not name increasing ids below {target.vocab_size} "
-            f"(those that {TARGETS} marks): its files are damaged"
-        )
-    unmarked = OFFSETS in weights and TARGETS not in weights and drafted != rows
-    if unmarked and not weights[OFFSETS].any():
+    marked = TARGETS in weights and bool(weights[TARGETS].any())
+    if OFFSETS in weights and drafted != rows and not marked and not weights[OFFSETS].any():
         raise PipelineError(
             f"{key}.path={path}: {OFFSETS} is all zeros, as before training, so the head would "
             f"draft the first {drafted} ids: take a trained head, or add {TARGETS} if these are "
             "its tokens"
+        )
+    if OFFSETS in weights and not _names_tokens(weights, target.vocab_size):
+        raise PipelineError(
+            f"{key}.path={path}: {OFFSETS} does not name increasing ids below {target.vocab_size} "
+            f"(those that {TARGETS} marks): its files are damaged"
         )
     return config, layers, weights
 
@@ -131,11 +148,18 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
     """Return the entries of a head's config.json; those that are null are left out."""
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if any(name in read for name in SPECULATORS):
-            raise ValueError("it is in the format of speculators, which is not read")
         config = {name: value for name, value in read.items() if value is not None}
-        names = " ".join(config.get("architectures", ())).lower()
-        if not ("eagle3" in names or "draft_vocab_size" in config):
+        kind = str(config.get(SPECULATORS, "eagle3"))
+        names = " ".join([kind, *config.get("architectures", ()), config.get("model_type", "")])
+        names = names.lower()
+        for name, title in OTHERS.items():
+            if name in names:
+                raise ValueError(f"it is of the kind {title}, whose drafts are not read here")
+        if kind != "eagle3":
+            raise ValueError(f"{SPECULATORS} is {kind}, eagle3 is read")
+        if SPECULATORS in config or SHAPE in config:
+            config = _of_speculators(config)
+        elif not ("eagle3" in names or "draft_vocab_size" in config):
             raise ValueError(f"model_type is {config['model_type']}")
         if config.get("model_type", "llama") != "llama":
             raise ValueError(f"its layer is that of a {config['model_type']}: Llama's is read")
@@ -147,10 +171,19 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
         raise PipelineError(
             f"{spec.key}.path={spec.settings.path} is no head: {type(error).__name__}: "
             f"{first_line(error)}. Wanted: the config.json of an EAGLE-3 head in EAGLE's own "
-            f"layout (a Llama of one layer with draft_vocab_size, as SpecForge writes it), or "
-            f"{spec.key}.head=null for a language model"
+            f"layout (a Llama of one layer with draft_vocab_size, as SpecForge writes it) or in "
+            f"that of vLLM's speculators, or {spec.key}.head=null for a language model"
         ) from error
     return settings
+
+
+def _of_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config.json of speculators as EAGLE's own layout has them."""
+    if RESIDUAL not in config:  # vLLM takes true, speculators false
+        raise ValueError(f"{RESIDUAL} is not given, and its default depends on the engine: add it")
+    shape = {"model_type": "llama"} | config[SHAPE]
+    whole = LlamaConfig(**shape).to_dict() | shape  # default values are not in the file
+    return whole | {name: config[name] for name in BESIDE_SHAPE if name in config}
 
 
 def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> tuple[int, ...]:
@@ -161,7 +194,7 @@ def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> t
     depth = target.module.config.get_text_config().num_hidden_layers
     after = (2, depth // 2, depth - 3)
     ids = tuple(config[LAYERS]) or after
-    counting = spec.head.layer_ids
+    counting = spec.head.layer_ids or ("after" if SPECULATORS in config else None)
     if counting is None and (ids == after or max(ids) >= depth):
         counting = "after"
     elif counting is None and ids[0] == 1:
@@ -181,7 +214,12 @@ def _weights(folder: Path) -> Weights:
         weights = load_file(folder / WHOLE)
     else:
         weights = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
-    return {name.removeprefix("model."): weight for name, weight in weights.items()}
+    named = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    return {
+        re.sub(r"^layers\.0\.", "midlayer.", name): weight
+        for name, weight in named.items()
+        if name not in VERIFIER
+    }
 
 
 def _names_tokens(weights: Weights, size: int) -> bool:

@@ -6,19 +6,26 @@ Run it with ``python -m pipeline stage=report``.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.rule_config import to_mapping
 from analysis.rules import StrictGreedy
 from analysis.statistics.estimate import Estimate
 from pipeline.core.errors import PipelineError
+from pipeline.core.paths import ASSETS
 from pipeline.core.stage import Artifact, Json, Stage, Task, statistics_entries
 from pipeline.core.timings import Asked
 
 if TYPE_CHECKING:
+    from conf.schema import Config
     from pipeline.core.stage import Inputs, Out
     from pipeline.study import Study
 
+OF_EMBEDDED = (
+    "These are small models that come with the project for tests. They show what each table and "
+    "figure looks like; their numbers say nothing about models that people use."
+)
 UPSTREAM = (
     *("prompts", "distributions", "certificates", "run_lengths"),
     *("drafts", "acceptance", "decoding", "accuracy"),
@@ -55,8 +62,9 @@ def plan(study: Study) -> list[Task]:
         "drafter": None if config.drafter is None else config.drafter.label,
         "rules": [to_mapping(rule) for rule in study.rules],  # printed, of whatever file
         **statistics_entries(study.statistics),
-        "note": config.note,
+        "note": _note(config),
         "margin": config.accuracy.margin if has_accuracy else None,  # the tolerated loss
+        **config.report.model_dump(),
     }
     inputs = {
         f"{name}/{target}": task
@@ -69,6 +77,12 @@ def plan(study: Study) -> list[Task]:
     runtime = study.runtime(next(iter(config.targets.values())))
     asked = Asked.of(config.device)
     return [Task(STAGE, config.study, settings, inputs, runtime, asked)]
+
+
+def _note(config: Config) -> str | None:
+    """Return the sentence at the head of the page; of embedded models, what they are for."""
+    embedded = all(Path(target.path).is_relative_to(ASSETS) for target in config.targets.values())
+    return config.note or (OF_EMBEDDED if embedded else None)
 
 
 def write_report(task: Task, inputs: Inputs, out: Out) -> None:
@@ -122,7 +136,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=50,
+    version=54,
     upstream=UPSTREAM,
     tables={},
     plan=plan,

@@ -9,6 +9,7 @@ import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
@@ -17,7 +18,8 @@ from PIL import Image
 
 from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
-from analysis.decoding.verdict import Advice, Timed, advise
+from analysis.decoding.verdict import Timed
+from analysis.report.advice import Advice, advise
 from analysis.report.answers import FATES, median_answer
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
 from analysis.report.length_figure import NAME as LENGTHS
@@ -26,6 +28,7 @@ from analysis.report.results import LEVEL
 from analysis.report.settings_table import settings_table
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
+from analysis.report.tree_answer import tree_answer, tree_sentence
 from analysis.report.verdict_text import costs, log_advice, verdict_text
 from pipeline.core.store import VERDICT
 from pipeline.stages.report.inputs import Content
@@ -54,6 +57,7 @@ def page_files(
         pair.target: table for pair, table in zip(content.decoded, content.predicted, strict=True)
     }
     methods = methods_table(advice, results, predicted)
+    trees = tree_answer(content.decoded, content.accepted)
     tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
     relax = relax_table(results, tried, scores)
     relax_speed = None
@@ -70,6 +74,8 @@ def page_files(
         drafter=results.drafter,
         targets=targets,
         advice=advice,
+        headline=_headline(content, trees),
+        trees=trees,
         methods=methods,
         costs=list(map(costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
@@ -98,7 +104,7 @@ def page_files(
     verdict = verdict_text(advice, methods)
     page_files = {"index.html": page.encode(), VERDICT: verdict.encode()}
     timed = [("timings/", table) for table in (methods, relax_speed)]
-    for place, table in (*timed, ("", relax), ("", settings)):
+    for place, table in (*timed, ("", relax), ("", settings), ("", trees)):
         if table is not None:
             page_files |= {f"{place}{path}": text for path, text in table.files().items()}
     return page_files
@@ -114,6 +120,15 @@ def _template(files: Mapping[str, bytes]) -> jinja2.Template:
     return environment.get_template("page.html")
 
 
+def _headline(content: Content, trees: Table | None) -> str:
+    """Return the question that the page answers first."""
+    if trees is not None:
+        return "How many tokens does a draft tree give?"
+    if content.results.drafter:
+        return "Should I draft?"
+    return "How much drafter error is tolerated?"
+
+
 def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], command: str) -> Advice:
     """Return the advice for target number `at`."""
     source = content.sources[at]
@@ -125,7 +140,7 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
         speeds = content.speeds[at]
         busy = signs_of_load(speeds)
         timed = Timed(speeds, content.ratios[at], content.predicted[at], busy)
-    return advise(
+    advice = advise(
         target.label,
         content.results.drafter,
         timed,
@@ -133,6 +148,10 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
         content.task.settings["margin"] or 0.0,  # None where no answers were scored
         command=command,
     )
+    own = tree_sentence(content.decoded[at], content.accepted[at]) if content.decoded else ""
+    if own:
+        return replace(advice, sentence=own, outlooks=[advice.sentence, *advice.outlooks])
+    return advice
 
 
 def embedded(picture: bytes) -> str:

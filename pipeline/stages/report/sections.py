@@ -45,7 +45,11 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     label = f"report {task.settings['study']}"
     with progress_bar(len(items), "table or figure", label) as bar:
         for section, item in items:
-            files |= {f"{section.place}{path}": text for path, text in item.files().items()}
+            if isinstance(item, Table):
+                made = item.files()
+            else:
+                made = item.files(task.settings["figure_titles"])
+            files |= {f"{section.place}{path}": text for path, text in made.items()}
             bar.update()
     files |= page_files(content, sections, files)
     for name, text in files.items():
@@ -116,12 +120,13 @@ def certificates_section(content: Content) -> Section:
     """Return the section on the certificates, with its tables and figures in the paper's order."""
     results = content.results
     targets = content.targets
+    intervals = content.task.settings["table_intervals"]
     pairs = zip(targets, content.sources, strict=True)
     compared = {target.label: comparisons(target, source) for target, source in pairs}
     items = [
         table1(results),
         figure1({target.label: target.top[1] for target in targets}),
-        table2(results),
+        table2(results, intervals),
         survival_figure(2, targets),
         table3(results),
         survival_figure(3, targets),
@@ -129,7 +134,7 @@ def certificates_section(content: Content) -> Section:
         table4(results),
         survival_figure(5, targets),
         *(run_length_table(results, at) for at in range(len(targets))),
-        table7(results),
+        table7(results, intervals),
         bounds_table(compared, compared_level(results["run_lengths"]["eps"])),
         None if results.drafter else parts_table(results),
     ]

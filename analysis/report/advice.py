@@ -1,0 +1,250 @@
+"""The verdict of `analysis.decoding.verdict` in sentences: whether drafting pays for a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ..decoding.call_costs import MethodOutlook
+from ..decoding.speed import SPEEDUP_ENDS
+from ..decoding.verdict import (
+    BUSY,
+    DO_NOT,
+    DRAFT,
+    FEW,
+    LOSES_ANSWERS,
+    NO_METHOD,
+    REJECTS_NOTHING,
+    UNTIMED,
+    RelaxedRule,
+    Run,
+    Timed,
+    Verdict,
+    decide,
+)
+from ..statistics.bootstrap import FEW_PROMPTS
+from ..statistics.estimate import Estimate
+from .text import estimate_text
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The advice for a target, in plain sentences with numbers.
+
+    Attributes:
+        target: its printed name.
+        outcome: `DRAFT`, `DO_NOT`, `OPEN` or `UNTIMED` of `analysis.decoding.verdict`.
+        sentence: the verdict, ready to quote.
+        beside: sentences on faster methods that are not sure, and on relaxed rules.
+        drafters: of `analysis.decoding.verdict.Verdict`.
+        outlooks: of these: why each pays or not, and which draft length would.
+    """
+
+    target: str
+    outcome: str
+    sentence: str
+    beside: Sequence[str]
+    drafters: Sequence[Run] = ()
+    outlooks: Sequence[str] = ()
+
+
+def advise(
+    target: str,
+    drafter: str,
+    timed: Timed | None,
+    answers: pd.DataFrame | None = None,
+    tolerated_loss: float = math.nan,
+    command: str = "",
+) -> Advice:
+    """Return the verdict on drafting for a target, in sentences.
+
+    Args:
+        target: its printed name.
+        drafter: the printed name of the study's own; empty without one.
+        timed: what was timed; None if nothing was.
+        answers: of `analysis.decoding.paired_accuracy.losses`; None if none were scored.
+        tolerated_loss: the loss of right answers that they were compared with.
+        command: that runs the study, up to a stage's name; empty if no model can be run.
+    """
+    verdict = decide(drafter, timed, answers)
+    if timed is None or verdict.outcome == UNTIMED:
+        return Advice(target, UNTIMED, _untimed(target, drafter, command), [])
+    beside = [f"Faster, but not for sure: {_unsure(run)}." for run in verdict.unsure]
+    if not verdict.doubt:
+        beside += _relaxed(target, verdict, tolerated_loss, command)
+    elif not all(run["lossless"] for run in verdict.methods):
+        beside = ["Not decided for relaxed rules either."]
+    sentence = f"{_verdict(target, verdict, timed.busy)} ({_basis(verdict)})."
+    outlooks = [_outlook(run, timed.predicted) for run in verdict.drafters]
+    return Advice(
+        target, verdict.outcome, sentence, beside, verdict.drafters, list(filter(None, outlooks))
+    )
+
+
+def _untimed(target: str, drafter: str, command: str) -> str:
+    if not drafter:
+        return f"No drafter was given for {target}: certificates only."
+    text = f"Not measured for {target}: nothing was decoded with a drafter and timed."
+    return f"{text} Run `{command} stage=decoding`." if command else text
+
+
+def _verdict(target: str, verdict: Verdict, busy: Sequence[str]) -> str:
+    """Return the verdict in words, without what it was measured on."""
+    doubts = {
+        "": "",
+        NO_METHOD: "no lossless method that an engine runs was timed",
+        FEW: f"{_counted(verdict.prompts)} of at least {FEW_PROMPTS} that are needed",
+        BUSY: f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one",
+    }
+    doubt = doubts[verdict.doubt]
+    best = verdict.best
+    if best is None:
+        return f"Not decided for {target}: {doubt}"
+    name = best["drafter_title"]
+    scheme = scheme_in_words(best)
+    speed = f"{speed_text(best)} as {target} alone"
+    if verdict.outcome == DRAFT:
+        same = "its distribution stays" if best["temperature"] else "the text stays"
+        return f"{name} pays here under {scheme}: {speed}, and {same} the same"
+    if verdict.outcome == DO_NOT:
+        return f"{name} does not pay here: the fastest lossless method, {scheme}, is only {speed}"
+    why = f"{doubt}; {method_in_words(best)} was {speed}" if doubt else _unsure(best)
+    return f"Not decided for {target}: {why}"
+
+
+def _basis(verdict: Verdict) -> str:
+    """Return what a verdict was measured on: prompts, temperature, number of methods."""
+    temperature = verdict.methods[0]["temperature"]
+    how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
+    text = f"{_counted(verdict.prompts)}, {how}"
+    methods = len(verdict.methods)
+    if methods > 1 and verdict.prompts > 1:
+        text += f"; intervals hold for all {methods} timed methods at once"
+    return text
+
+
+def _counted(prompts: int) -> str:
+    return "1 prompt" if prompts == 1 else f"{prompts} prompts"
+
+
+def _outlook(run: Run, predicted: pd.DataFrame | None) -> str:
+    """Return why a method pays or not, and what would pay; empty where nothing was predicted."""
+    found = MethodOutlook.of(predicted, run)
+    if math.isnan(found.cost.value):
+        return ""
+    here = "no draft length is predicted to pay here"
+    if found.best_length:
+        times = f"{found.best_speed:.2f} times as fast"
+        here = f"best here, as predicted: {_drafted(found.best_length)}, {times}"
+    elsewhere = "nor where longer passes cost nothing"
+    if found.bound_length:
+        times = f"{found.bound_speed:.2f} times"
+        elsewhere = f"{_drafted(found.bound_length)}, {times}, if longer passes cost nothing"
+    return (
+        f"{method_in_words(run)}: a call takes as long as {found.cost.value:.2f} passes over one "
+        f"token here and gives {run['tokens_per_call']:.2f} tokens; {here}; {elsewhere}."
+    )
+
+
+def _drafted(length: float) -> str:
+    return f"{length:.0f} drafted token{'' if length == 1 else 's'}"
+
+
+def _unsure(run: Run) -> str:
+    why = "is undefined" if math.isnan(run["ci_low"] + run["ci_high"]) else "contains 1"
+    return f"{method_in_words(run)} was {speed_text(run)}, and its interval {why}"
+
+
+def _relaxed(target: str, verdict: Verdict, tolerated_loss: float, command: str) -> list[str]:
+    """Return sentences on the fastest surely faster rule of each engine, or that there is none."""
+    if not verdict.relaxed:
+        return []
+    beaten = "not drafting"
+    if verdict.recommended is not None:
+        beaten = method_in_words(verdict.recommended)
+    texts: list[str] = []
+    offered: set[str] = set()
+    for rule in verdict.relaxed:
+        if not rule.surely_faster:
+            continue
+        name = method_in_words(rule.run)
+        speed = _relaxed_speed(rule, target, beaten)
+        scores = rule.scores
+        engine = rule.run["engine"]
+        if rule.judgement == REJECTS_NOTHING:
+            texts.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
+        elif rule.judgement == LOSES_ANSWERS and scores is not None:
+            texts.append(
+                f"Avoid {name}: it was {speed}, but right answers fell from {scores['alone']} to "
+                f"{scores['right']} of {scores['items']}."
+            )
+        elif engine not in offered:
+            offered.add(engine)
+            when = f"If the text may change, in {engine}" if engine else "In no engine"
+            texts.append(
+                f"{when}: {name} was {speed}. It gives up {rule.run['nats_given_up']:.2g} nats per "
+                f"token. {_right_answers(scores, tolerated_loss, command)}."
+            )
+    return texts or [_none_faster(verdict.relaxed, target, beaten)]
+
+
+def _none_faster(relaxed: Sequence[RelaxedRule], target: str, beaten: str) -> str:
+    """Return that no relaxed rule is surely faster, and what the fastest one reached."""
+    fastest = relaxed[0]
+    which = f"The fastest of {len(relaxed)} timed" if len(relaxed) > 1 else "The only one timed"
+    return (
+        f"No relaxed rule was measurably faster than {beaten}. {which}, "
+        f"{method_in_words(fastest.run)}, was {_relaxed_speed(fastest, target, beaten)}."
+    )
+
+
+def _relaxed_speed(rule: RelaxedRule, target: str, beaten: str) -> str:
+    text = f"{speed_text(rule.run)} as {target} alone"
+    return text if rule.ratio is None else f"{text}, and {speed_text(rule.ratio)} as {beaten}"
+
+
+def _right_answers(scored: Run | None, tolerated_loss: float, command: str) -> str:
+    """Return what is known of the right answers with a rule, given its row of scored answers."""
+    if scored is None:
+        unknown = "Its right answers were not measured"
+        return f"{unknown}: run `{command} stage=accuracy`" if command else unknown
+    counts = f"{scored['right']} of {scored['items']} answers were right"
+    judged = "excluded" if scored["within"] else "not excluded"
+    loss = f"a loss of {100 * tolerated_loss:g} points is {judged}"
+    return f"{counts}, {scored['alone']} without it; {loss}"
+
+
+def method_in_words(run: Run) -> str:
+    """Return a method as a phrase.
+
+    >>> run = {"scheme": "additive (t = 0.1)", "drafter_title": "small", "draft_length": 4}
+    >>> method_in_words(run)
+    'small under additive (t = 0.1; γ = 4)'
+    """
+    return f"{run['drafter_title']} under {scheme_in_words(run)}"
+
+
+def scheme_in_words(run: Run) -> str:
+    """Return how a method verifies, with its draft length.
+
+    >>> scheme_in_words({"scheme": "strict greedy", "draft_length": 4})
+    'strict greedy (γ = 4)'
+    """
+    scheme = run["scheme"]
+    length = f"γ = {run['draft_length']}"
+    return f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
+
+
+def speed_text(run: Run) -> str:
+    """Return a measured speed with its interval, with digits that tell an end from 1.
+
+    >>> speed_text({"speedup": 1.1297, "ci_low": 1.0801, "ci_high": 1.1848})
+    '1.13 [1.08, 1.18] times as fast'
+    >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
+    '1.130 [1.001, 1.185] times as fast'
+    """
+    times = Estimate.read(run, "speedup", SPEEDUP_ENDS)
+    return f"{estimate_text(times, apart=[1], zero_width=True)} times as fast"

@@ -1,0 +1,96 @@
+"""The first lines of the page of a study of draft trees: the tokens per call that they give.
+
+Speed is not what such a study is about: no engine runs its trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..decoding.metrics import Decoded
+from ..statistics.estimate import Estimate
+from .table import Table, concat_targets, rows_by_method
+from .text import UNDEFINED, estimate_text, estimate_texts, percent_text
+
+COLUMNS = ["method", "draft_length", "temperature", "lossless", "tree"]
+
+
+def of_study(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
+    """Return the drafting methods at the highest temperature, if any drafts trees; else no row.
+
+    `accepted` is `analysis.decoding.metrics.acceptance`; the column `tree` says what drafts trees.
+    A tree of one child a level is a chain.
+    """
+    is_tree = [shape is not None and shape["name"] != "sequence" for shape in decoded.runs["tree"]]
+    methods = accepted.assign(tree=is_tree)
+    methods = methods[methods["draft_length"] > 0]
+    if not methods["tree"].any():
+        return methods.iloc[:0]
+    at_highest: pd.DataFrame = methods[methods["temperature"] == methods["temperature"].max()]
+    return at_highest
+
+
+def tree_sentence(decoded: Decoded, accepted: pd.DataFrame) -> str:
+    """Return the most tokens per call, of trees, chains and rules that change the text."""
+    methods = of_study(decoded, accepted)
+    if methods.empty:
+        return ""
+    is_lossless = methods["lossless"].astype(bool)
+    kinds = {
+        "the best lossless tree gives": methods[is_lossless & methods["tree"]],
+        "the best lossless chain": methods[is_lossless & ~methods["tree"]],
+        "the best method that changes the text": methods[~is_lossless],
+    }
+    parts: list[str] = []
+    for words, of_kind in kinds.items():
+        if len(of_kind):
+            best = of_kind.sort_values("tokens_per_call").to_dict("records")[-1]
+            tokens = estimate_text(Estimate.read(best, "tokens_per_call"))
+            unit = "" if parts else " tokens per call"
+            parts.append(f"{words} {tokens}{unit} ({_named(best)})")
+    temperature = methods["temperature"].iloc[0]
+    return (
+        f"{decoded.target} with {decoded.drafter}, temperature {temperature:g}: {'; '.join(parts)}."
+    )
+
+
+def _named(run: Mapping[Any, Any]) -> str:
+    return f"{run['method']}, γ = {run['draft_length']}"
+
+
+def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table | None:
+    """Return tokens per call and agreement of these methods; None if no method drafts trees."""
+    data = concat_targets(
+        (pair.target, of_study(pair, table)) for pair, table in zip(decoded, accepted, strict=True)
+    )
+    if data.empty:
+        return None
+    agreement = data["agreement"].mask(data["lossless"].astype(bool))
+    columns: dict[str, Any] = {
+        "γ": data["draft_length"].map(str),
+        "drafted per call": data["drafted_per_call"].map("{:.1f}".format),
+        "tokens per call": estimate_texts(Estimate.read(data, "tokens_per_call")),
+    }
+    caption = (
+        "Tokens per call of the target, at the study's highest temperature; brackets are intervals "
+        "over prompts. γ: depth of a draft. These numbers belong to the models; how fast a tree is "
+        "depends on an engine that runs it, and vLLM and llama.cpp run none of these."
+    )
+    if agreement.notna().any():
+        columns["same tokens"] = agreement.map(percent_text)
+        caption += (
+            " Same tokens: positions at which a method that changes the text emits the target's "
+            f"own token ({UNDEFINED}: the method is lossless)."
+        )
+    ends = [f"tokens_per_call_{end}" for end in ("ci_low", "ci_high")]
+    numbers = ["drafted_per_call", "tokens_per_call", *ends, "agreement"]
+    return Table(
+        "tree_answer",
+        "Tokens per call of trees and chains",
+        caption,
+        data[["target", *COLUMNS, *numbers]],
+        rows_by_method(data, columns),
+    )
