@@ -8,7 +8,6 @@ text, as vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -63,12 +62,11 @@ def lookup_calls(
     >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
     [(2, 2, 3)]
     """
-    draft = partial(_continuation, longest=longest, match=match)
+
+    def draft(text: Sequence[int], count: int) -> list[int]:
+        return continuation(text, longest, count, match)
+
     return text_calls(draft, prompt, answer, draft_length, limit)
-
-
-def _continuation(tokens: Sequence[int], count: int, longest: int, match: str) -> list[int]:
-    return continuation(tokens, longest, count, match)
 
 
 def text_calls(

@@ -33,7 +33,7 @@ from pipeline.decoding.verification import (
     Verifier,
 )
 from pipeline.drafters import Drafter, NeuralDrafter, TextDrafter, kind_of
-from pipeline.drafters.pairs import check_decoding, load_pair
+from pipeline.drafters.pairs import load_pair
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import load_model
 from pipeline.models.tokens import common_rows
@@ -82,7 +82,6 @@ def load_session(
     `prompts` are the token ids of all prompts that will be decoded.
     """
     specs = task.runtime.models
-    check_decoding(*specs)
     drafters = dict[str, Drafter]()
     with_trees = any(method.tree is not None for method in methods)
     if len(specs) == 1:

@@ -2,10 +2,12 @@
 
 import pytest
 
+from pipeline.core.store import Store
 from pipeline.decoding import verification
 from pipeline.models import recorded_passes
 from pipeline.models.loading import load_model
 from tests.pipeline import tiny
+from tests.pipeline.toy import LOG
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +31,10 @@ def buffers(request, monkeypatch):
     monkeypatch.setattr(recorded_passes, "FIXED_ON_CPU", request.param == "fixed")
     monkeypatch.setattr(verification, "ALL_NODES_ON_CPU", request.param == "fixed")
     return request.param
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """An empty store, whose toy stages write down what they compute."""
+    monkeypatch.setenv(LOG, str(tmp_path / "log"))
+    return Store(tmp_path / "artifacts")

@@ -7,14 +7,7 @@ import traceback
 import pytest
 
 from pipeline.core.copies import bring_copy
-from pipeline.core.store import Store
-from tests.pipeline.toy import LOG, die_at, status, tasks
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv(LOG, str(tmp_path / "log"))
-    return Store(tmp_path / "artifacts")
+from tests.pipeline.toy import die_at, status, tasks
 
 
 @pytest.fixture

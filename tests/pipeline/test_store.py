@@ -22,15 +22,9 @@ from pipeline.core.stage import Artifact
 from pipeline.core.store import Store
 from pipeline.study import STAGES
 from tests.pipeline import toy
-from tests.pipeline.toy import LOG, PROMPTS, Syncs, flip, tasks
+from tests.pipeline.toy import PROMPTS, Syncs, flip, tasks
 
 ALL = ["prompts", "shard", "shard", "shard", "totals"]
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv(LOG, str(tmp_path / "log"))
-    return Store(tmp_path / "artifacts")
 
 
 def log(store):

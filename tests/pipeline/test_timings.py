@@ -11,12 +11,11 @@ from conf.schema import Device
 from pipeline import cli
 from pipeline.core import shards, timings
 from pipeline.core.shards import compute_shards, nested, write_tables
-from pipeline.core.store import Store
 from pipeline.core.timings import Asked, distinct, in_words, machines, processor, timed_on
 from pipeline.settings.composition import composed
 from pipeline.study import STAGES, Study
 from tests.pipeline import toy
-from tests.pipeline.toy import LOG, flip, tasks
+from tests.pipeline.toy import flip, tasks
 
 HERE, ELSEWHERE = processor(), "Another processor"
 
@@ -170,12 +169,6 @@ def asking(threads=None, *, here=False, device=None, tokens=None):
     runtime.toy = runtime.toy | {"tokens": tokens or {}}
     made = replace(last, stage=TIMED, inputs={"prompts": prompts}, asked=asked, runtime=runtime)
     return made, replace(made, stage=SHOWN, inputs={"timed": made})
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv(LOG, str(tmp_path / "log"))
-    return Store(tmp_path / "artifacts")
 
 
 @pytest.fixture

@@ -239,7 +239,7 @@ def _of_distributions(
     artifact: Artifact, rules: Sequence[Rule]
 ) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
     """Return `top`, `logit_gap` and `undefined` of a target, computed part by part."""
-    ranks = [k for k in RANKS if k <= artifact.facts["k"]]
+    ranks = [k for k in RANKS if k <= artifact.metadata["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     probabilities = []
     gaps = []

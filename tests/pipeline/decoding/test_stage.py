@@ -49,7 +49,6 @@ def stage(request, target, drafter, monkeypatch, tmp_path):
     tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)})
     monkeypatch.setattr(pairs, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pair, "load_pair", lambda *_: (target, heads.neural(drafts)))
-    monkeypatch.setattr(pair, "check_decoding", lambda *_: None)  # it reads files
 
     def run(prompts, chosen=METHODS):
         rows = [
