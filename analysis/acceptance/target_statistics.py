@@ -43,14 +43,14 @@ def certificate_statistics(target: Target) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for rule, (lower, upper) in target.certificates.items():
-        of_rule = {
+        shares = {
             "empty": float(np.mean(np.isinf(lower))),
             "inexact": float(np.mean(lower < upper)),
             "undefined": target.undefined.get(rule.label, math.nan),
             "steps": len(lower),
         }
-        summary = _summary(target, {"rule": rule.label}, lower, rule.ceiling)
-        rows += [row | of_rule for row in summary]
+        summary = _summary_rows(target, {"rule": rule.label}, lower, rule.ceiling)
+        rows += [row | shares for row in summary]
     return pd.DataFrame(rows)
 
 
@@ -61,11 +61,11 @@ def top_statistics(target: Target) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for k, probability in target.top.items():
-        rows += _summary(target, {"k": k}, probability, math.inf)
+        rows += _summary_rows(target, {"k": k}, probability, math.inf)
     return pd.DataFrame(rows)
 
 
-def _summary(target: Target, key: Row, values: Floats, ceiling: float) -> Iterator[Row]:
+def _summary_rows(target: Target, key: Row, values: Floats, ceiling: float) -> Iterator[Row]:
     for statistic, estimate in summarise(values, ceiling, target.bootstrap).items():
         yield {
             "target": target.label,
@@ -77,7 +77,7 @@ def _summary(target: Target, key: Row, values: Floats, ceiling: float) -> Iterat
 
 
 def part_statistics(target: Target) -> pd.DataFrame:
-    """Return statistics of the parts of a target's steps, for the `representative_rules`.
+    """Return statistics of each part of a target's steps, for the `representative_rules`.
 
     Returns:
         One row for each part, rule and statistic: target, by, part, rule, statistic, value, ci_low,
@@ -91,7 +91,7 @@ def part_statistics(target: Target) -> pd.DataFrame:
         estimates = {("", "share"): target.bootstrap.ratio_interval(steps)}
         if steps.any():
             for rule in rules:
-                estimates |= _of_part(target, rule, steps)
+                estimates |= _part_estimates(target, rule, steps)
         for (label, statistic), estimate in estimates.items():
             rows.append(
                 {
@@ -107,7 +107,7 @@ def part_statistics(target: Target) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(prompts=target.bootstrap.count)
 
 
-def _of_part(target: Target, rule: Rule, steps: Flags) -> dict[tuple[str, str], Estimate]:
+def _part_estimates(target: Target, rule: Rule, steps: Flags) -> dict[tuple[str, str], Estimate]:
     if not target.judged:
         values = np.minimum(target.certificates[rule][0][steps], rule.ceiling)
         median = np.quantile(values, 0.5, method="inverted_cdf")
@@ -121,9 +121,9 @@ def _of_part(target: Target, rule: Rule, steps: Flags) -> dict[tuple[str, str], 
 
 
 def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
-    """Yield the parts of a target's N steps: by what, name, and (N,) whether a step is in it.
+    """Yield groups of a target's N steps: the grouping, the group, (N,) whether a step is in it.
 
-    They are bins of the gap log p0 - log p1, and the two halves of the answers.
+    Steps are grouped by the gap log p0 - log p1, and by the half of the answer that they are in.
     """
     gap_bin = np.digitize(target.logit_gap, GAP_EDGES)
     edges = [f"{edge:g}" for edge in (0, *GAP_EDGES)]
@@ -138,9 +138,9 @@ def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
 
 
 def representative_rules(rules: Sequence[Rule]) -> list[Rule]:
-    """Return the user's own rules and those of `REPRESENTATIVE` among `rules`.
+    """Return the user's own rules, and the `REPRESENTATIVE` ones among `rules`.
 
-    At most as many as `REPRESENTATIVE` has; without any of them the first of `rules`.
+    If there are neither, return the first of `rules`; never more than `REPRESENTATIVE` has.
     """
     own = [rule for rule in rules if rule.is_custom]
     known = [rule for rule in REPRESENTATIVE if rule in rules]

@@ -27,7 +27,9 @@ FAMILIES = {  # of Table 3: heading and parameter
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
 OWN = "Own rule"
-WORDINGS = {  # estimators of Tables 5 and 6: as the printed cells decode, the text, the captions
+# estimators of Tables 5 and 6: the one that the paper's cells follow, that of its text, and that of
+# its captions
+WORDINGS = {
     "per_call": "Tokens per call",
     "mean_run": "Mean certified run",
     RANDOM: f"From a random position, at most {RANDOM_CAP}",
@@ -66,14 +68,14 @@ def table2(results: Results, intervals: bool = False) -> Table:
         "Empirical distribution of exact KL certificates over decoding steps, in nats. Higher "
         "certificates tolerate more drafter error; those of single tokens stay below log 2 "
         "(Theorem 4.6), those of trees below log(m+1) (Theorem 5.3). ",
-        _of_table2(results),
+        _table2_rules(results),
         intervals,
     )
 
 
 def table3(results: Results) -> Table | None:
     """Table 3: p5 of the additive and multiplicative certificates over t and alpha."""
-    rules = _of_table3(results)
+    rules = _table3_rules(results)
     if all(rule.is_custom for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
@@ -86,7 +88,7 @@ def table3(results: Results) -> Table | None:
         if parameter:
             settings[rule.label] = f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
     keyed = data.assign(family=data["rule"].map(families))
-    grid = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
+    grid = cells_to_grid(keyed, ["family", "rule"], "target", _cell_texts(results, data))
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
@@ -99,13 +101,13 @@ def table3(results: Results) -> Table | None:
 
 def table4(results: Results) -> Table | None:
     """Table 4: p5 of the top-m + additive certificate over t and m."""
-    rules = _of_table4(results)
+    rules = _table4_rules(results)
     if all(rule.is_custom for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
     m = [results.rules[label].parameters["m"] for label in data["rule"]]
     t = [_without_m(results.rules[label]) for label in data["rule"]]
-    keyed = data.assign(t=t, m=m, cell=_texts(results, data)).sort_values("m", kind="stable")
+    keyed = data.assign(t=t, m=m, cell=_cell_texts(results, data)).sort_values("m", kind="stable")
     keyed = pd.concat([keyed[keyed["target"] == target] for target in results.targets])
     keyed["m"] = [f"m = {m}" for m in keyed["m"]]
     return Table(
@@ -130,7 +132,7 @@ def run_length_table(results: Results, index: int) -> Table:
         value = printed(target, results.rules[label], eps)
         is_printed = estimator == "per_call" and not math.isnan(value)
         published.append(run_text(value) if is_printed else "")
-    printed_rows = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
+    printed_rows = data[data["rule"].isin([rule.label for rule in _table2_rules(results)])]
     printed_rows = pd.concat(
         [printed_rows[printed_rows["estimator"] == estimator] for estimator in WORDINGS]
     )
@@ -159,7 +161,7 @@ def table7(results: Results, intervals: bool = False) -> Table | None:
 
     `intervals` are as in Table 2.
     """
-    above = {*_of_table2(results), *_of_table3(results), *_of_table4(results)}
+    above = {*_table2_rules(results), *_table3_rules(results), *_table4_rules(results)}
     rules = [rule for rule in results.certified_rules if rule not in above]
     if not rules:
         return None
@@ -173,10 +175,10 @@ def table7(results: Results, intervals: bool = False) -> Table | None:
     )
 
 
-def _of_table2(results: Results) -> list[Rule]:
+def _table2_rules(results: Results) -> list[Rule]:
     """Return the rules of Tables 2, 5 and 6: the paper's, and the user's own.
 
-    Where a study has none of the paper's settings of a family, or of any, it shows those it has.
+    If the study has none of the paper's settings of a family, its own settings are shown.
     """
     rules = results.certified_rules
     in_paper = {type(rule) for rule in rules if rule in TABLE2}
@@ -185,14 +187,14 @@ def _of_table2(results: Results) -> list[Rule]:
     return [rule for rule in rules if rule in TABLE2 or rule.is_custom or type(rule) in missing]
 
 
-def _of_table3(results: Results) -> list[Rule]:
+def _table3_rules(results: Results) -> list[Rule]:
     by_family = [
         rule for family in FAMILIES for rule in results.certified_rules if type(rule) is family
     ]
     return by_family + [rule for rule in results.certified_rules if rule.is_custom]
 
 
-def _of_table4(results: Results) -> list[Rule]:
+def _table4_rules(results: Results) -> list[Rule]:
     return [
         rule
         for rule in results.certified_rules
@@ -202,7 +204,7 @@ def _of_table4(results: Results) -> list[Rule]:
 
 
 def _without_m(rule: Rule) -> str:
-    """Return the name of a rule's row in Table 4, which holds all its m."""
+    """Return the name of a rule's row in Table 4, in which each m has a column."""
     if type(rule) is TopMAdditive:
         return f"{rule.t:g}"
     return " ".join(word for word in rule.label.split() if not word.startswith("m="))
@@ -211,7 +213,7 @@ def _without_m(rule: Rule) -> str:
 def _certificates(
     results: Results, rules: Sequence[Rule], statistics: Iterable[str]
 ) -> pd.DataFrame:
-    """Return the rows of the certificates of some rules, with the paper's numbers."""
+    """Return the certificate statistics of the rules, with the paper's numbers beside them."""
     keys = [(t, rule.label, x) for t in results.targets for rule in rules for x in statistics]
     frame = results["certificates"].set_index(["target", "rule", "statistic"])
     data = frame.loc[keys].reset_index()
@@ -220,8 +222,8 @@ def _certificates(
     return data.assign(published=[printed(t, results.rules[label], x) for t, label, x in keys])
 
 
-def _texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there."""
+def _cell_texts(results: Results, data: pd.DataFrame) -> list[str]:
+    """Return the certificates as text; an infinite one is the ceiling with a "*"."""
     cells = []
     for label, statistic, value in zip(data["rule"], data["statistic"], data["value"], strict=True):
         finite = min(value, results.rules[label].ceiling)
@@ -231,7 +233,7 @@ def _texts(results: Results, data: pd.DataFrame) -> list[str]:
 
 
 def _interval_texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the intervals of certificates as cells."""
+    """Return the intervals of certificates as text."""
     ends = zip(data["ci_low"], data["ci_high"], strict=True)
     rows = zip(data["rule"], data["statistic"], ends, strict=True)
     cells = []
@@ -258,7 +260,7 @@ def _notes(results: Results, data: pd.DataFrame) -> str:
 
 
 def _few_note(data: pd.DataFrame) -> str:
-    """Return a warning on the intervals of quantiles, which are in the CSV file."""
+    """Return a warning about the intervals of quantiles if there are few prompts."""
     if data["prompts"].min() >= FEW_PROMPTS:
         return ""
     return (
@@ -269,9 +271,10 @@ def _few_note(data: pd.DataFrame) -> str:
 def _statistics_table(
     results: Results, name: str, title: str, caption: str, rules: Sequence[Rule], intervals: bool
 ) -> Table:
-    """Return all statistics, and the shares of exact and empty certificates where there are any.
+    """Return a table of the certificates' statistics.
 
-    In LaTeX it has the statistics alone, with their `intervals` on request.
+    Columns with the shares of exact and of empty certificates are added unless all certificates are
+    exact, or none is empty. LaTeX has the statistics alone, with their `intervals` on request.
     """
     data = _certificates(results, rules, HEADS)
 
@@ -282,7 +285,7 @@ def _statistics_table(
         named = grid.rename(index=results.titles).rename(columns=HEADS, level="statistic")
         return named.rename_axis(index="Criterion")
 
-    numbers = grid_of(_texts(results, data))
+    numbers = grid_of(_cell_texts(results, data))
     printed_rows = headed(numbers)
     if intervals:
         ends = grid_of(_interval_texts(results, data)).rename(index=lambda _: "")
@@ -302,6 +305,6 @@ def _statistics_table(
 
 
 def _alternating(rows: pd.DataFrame, below: pd.DataFrame) -> pd.DataFrame:
-    """Return each row of a table with that of another below it."""
+    """Return the rows of two tables in turn."""
     order = np.arange(2 * len(rows)).reshape(2, -1).T.ravel()
     return pd.concat([rows, below]).iloc[order]

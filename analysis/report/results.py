@@ -1,4 +1,4 @@
-"""Results of a study: tidy frames of statistics, which tables and figures print."""
+"""Results of a study: tidy frames of statistics, from which tables and figures are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pandas as pd
 from ..rules import Rule
 from ..statistics.estimate import Estimate
 
-LEVEL = 0.1  # nats: the KL of the drafters that steps are certified for in a study without one
+# nats; without a drafter a step counts as certified if its certificate exceeds this KL
+ASSUMED_KL = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Results:
 
     targets: Sequence[str]  # printed names, in order
     rules: Mapping[str, Rule]  # every rule in a frame, by label; those of the study first, in order
-    # by name. Every study has `top`, `certificates`, `run_lengths` and `parts`; with a
+    # the frames by name. Every study has `top`, `certificates`, `run_lengths` and `parts`; with a
     # drafter there are `acceptance`, `sources` and `breakdown`, of stage acceptance
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""  # its printed name; empty without a drafter

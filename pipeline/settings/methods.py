@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from analysis.rule_base import FIELDS_CHECKED
-from analysis.rule_config import TARGET, build, product, rule_class, to_mapping
+from analysis.rule_config import TARGET, build, combinations, rule_class, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
@@ -102,7 +102,7 @@ class DraftTree:
         size = {
             "symmetric": sum(width**level for level in range(1, draft_length + 1)),
             "spec_infer": 3 * draft_length,
-            DYNAMIC: growth.read,
+            DYNAMIC: growth.nodes_read,
         }.get(self.shape, draft_length)
         if size > MOST_NODES:
             raise ValueError(
@@ -284,7 +284,7 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
     if not isinstance(entry, Mapping):
         raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
     try:
-        for point in product(entry):
+        for point in combinations(entry):
             if not _of_criteria(point):
                 yield _method(point, where)
                 continue
