@@ -68,7 +68,7 @@ def methods_table(
         "a call costs": estimate_texts(Estimate.read(data, "cost"), unit=" passes"),
         "faster here?": data["faster?"],
         "speed here": speed_texts(Estimate.read(data, "speedup")),
-        "best length here": _lengths(data, "best"),
+        "best length, predicted": _lengths(data, "best"),
         "if longer passes cost nothing": _lengths(data, "bound"),
         "accepted": _accepted_texts(data),
     }
@@ -76,21 +76,22 @@ def methods_table(
         "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
         "tokens per call and accepted tokens carry over to an engine that drafts alike. The "
         "rest is of this machine and this project's loop, one request at a time. A call costs: "
-        "in passes of the target over one token. Best length here: predicted from tokens and "
-        "cost per call, not timed, without the time to the first token. If longer passes cost "
-        "nothing: the same if a pass over several tokens took as long as over one, which is "
-        "nearly true in engines; drafting still takes the time it takes here. Accepted: of the "
-        "drafter's first choices along the target's text; of look-up, of the tokens it drafted, "
-        "which are few a call, since it drafts only where it finds a match."
+        "in passes of the target over one token. Speed here: timed. Best length: predicted from "
+        "tokens and cost per call, not timed, without the time to the first token. If longer "
+        "passes cost nothing: the same if a pass over several tokens took as long as over one, "
+        "which a GPU with one request comes closest to; drafting still takes the time it takes "
+        "here. Accepted: of the drafter's first choices along the target's text; of look-up, of "
+        "its tokens that were tested, so those behind a rejected one do not count. Drafted a "
+        "call: the mean of the timed answers; look-up drafts only where it finds a match."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 
 
 def _accepted_texts(data: pd.DataFrame) -> list[str]:
-    """Return the cells of accepted shares, each with the drafted tokens that it is a share of."""
+    """Return the cells of accepted shares, each with the mean number of drafted tokens."""
     shares = estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True)
     return [
-        share if isnan(drafted) else f"{share} of {drafted:.2f} a call"
+        share if isnan(drafted) else f"{share}; {drafted:.2f} drafted a call"
         for share, drafted in zip(shares, data["drafted_per_call"], strict=True)
     ]
 

@@ -70,8 +70,9 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does). Tokens "
         "per call: drafts of any length, without each answer's first token, which Table 5 counts. "
         "Usual drafter: the first choices accepted, under strict greedy or at the setting, of one "
-        "that is off in a random direction at this KL. It is a model; in brackets are heavier "
-        "tails (Laplace) and lighter ones (uniform)."
+        "that is off in a random direction at this KL, and its expected tokens per call. That is "
+        "a model and guarantees nothing; in brackets, no interval: with heavier tails (Laplace) "
+        "and with lighter ones (uniform)."
     )
     if results.drafter:
         drafter = f"{results.drafter}, which is not within that KL at every step"

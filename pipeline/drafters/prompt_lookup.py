@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ENGINES = {  # by decoding.lookup_match
     "earliest": "vLLM (ngram)",
-    "latest": "vLLM, llama.cpp, by other matches",
+    "latest": "vLLM, llama.cpp (n-gram; matches differ)",
 }
 
 
