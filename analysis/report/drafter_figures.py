@@ -78,10 +78,10 @@ def rules_figure(results: Results) -> Figure:
 
 
 def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
-    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.drafter.margins`.
+    """Draw the accepted share of steps by R - KL, from frames of `acceptance.drafter.margins`.
 
-    Where frames have what the laws of `analysis.acceptance.typical` predict, a line shows the
-    usual drafter, and a band what heavier and lighter tails give.
+    If the frames also have predictions for the `LAWS` of `acceptance.typical`, a line shows the
+    usual drafter, and a band its range from heavier to lighter tails.
     """
     note = ""
     if any(set(LAWS) <= set(frame) for frame in by_target.values()):
@@ -99,7 +99,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
             colours = [style.CERTIFIED if low >= 0 else style.ACCEPTED for low in frame["low"]]
             axis.bar(range(len(frame)), shares, color=colours)
             for place, steps in enumerate(frame["steps"]):
-                axis.text(place, 1.01, f"{steps:.0f}" if steps else "", ha="center", fontsize=5)
+                axis.text(place, 1.06, f"{steps:.0f}" if steps else "", ha="center", fontsize=5)
             if set(LAWS) <= set(frame):
                 _draw_usual(axis, frame)
             axis.axvline(
@@ -107,7 +107,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
             )
             names = [slack_text(*ends) for ends in frame[["low", "high"]].to_numpy()]
             axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
-            axis.set(title=name, ylabel="accepted", ylim=(0, 1.08))
+            axis.set(title=name, ylabel="accepted", ylim=(0, 1.2))
             style.percent(axis, "y")
         axes[-1].set_xlabel("R − KL, nats")
         return drawing
@@ -123,7 +123,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
 
 
 def _draw_usual(axis: Axes, frame: pd.DataFrame) -> None:
-    """Draw what usual drafters are predicted to have accepted, over the bars of a bin."""
+    """Draw the predicted acceptance of usual drafters over the bars."""
     places = np.arange(len(frame))
     usual, heavy, light = (frame[law] / frame["steps"] for law in LAWS)
     axis.fill_between(places, heavy, light, color=style.BLACK, alpha=0.2, linewidth=0, zorder=3)
