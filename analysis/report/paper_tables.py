@@ -260,8 +260,7 @@ def _notes(results: Results, data: pd.DataFrame) -> str:
     for means in meanings:
         titles = ", ".join(rule.title for rule in rules if rule.undefined_means == means)
         notes.append(
-            f"The CSV file's column undefined counts steps for {titles}: "
-            f"{means.rstrip('.')}. "
+            f"The CSV file's column undefined counts steps for {titles}: {means.rstrip('.')}. "
         )
     return "".join([*notes, _few_note(data)])
 

@@ -179,6 +179,10 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
     at = supposed.concurrent
     measured = [load.requests for load in loads]
     rows = predicted_rows(loads, measured if at is None else [at], supposed.acceptance)
+    known = [load.requests for load in loads if load.costs is not None and load.requests]
+    doubt = ""
+    if at is not None and not (known and min(known) <= at <= max(known)):
+        doubt = f"; not sure: costs grow with the load, and none was measured at {at} or beyond"
     lines = ["", f"what if {_supposed(supposed)}:", *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
@@ -189,5 +193,5 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
             words = f"no drafts: the fastest, of {best.length}"
         elif best.speed.times < SURE:
             words = f"not sure, a predicted gain below {SURE:g}: drafts of {best.length}"
-        lines.append(f"{place}{words}: {told}")
+        lines.append(f"{place}{words}: {told}{doubt}")
     return lines
