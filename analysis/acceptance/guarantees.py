@@ -7,7 +7,7 @@ every step is accepted there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,18 +54,16 @@ def expected_per_call(accepted: Floats, trajectories: Trajectories) -> float:
 
 def usual_acceptance(
     target: Target, kl: float | Floats, rules: Sequence[Rule]
-) -> dict[str, Floats]:
-    """Return by law of the directions the (N, R) shares that a usual drafter has accepted.
+) -> Iterator[tuple[str, Floats]]:
+    """Yield each law of the directions with the (N, R) shares that a usual drafter has accepted.
 
     It is a model (`analysis.acceptance.typical`). `kl` is that of all steps, or (N,) of each, in
-    nats. Without stored distributions nothing is returned.
+    nats. Without rules or stored distributions nothing is yielded.
     """
-    if target.dist is None:
-        return {}
-    return {
-        law: typical_acceptance(target.dist, list(rules), kl, draws=DRAWS_OF_MEANS, law=law)
-        for law in LAWS
-    }
+    if target.dist is None or not rules:
+        return
+    for law in LAWS:
+        yield law, typical_acceptance(target.dist, list(rules), kl, draws=DRAWS_OF_MEANS, law=law)
 
 
 def greedy_guarantees(target: Target, eps: float) -> dict[str, float]:
