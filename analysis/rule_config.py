@@ -70,10 +70,10 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
     ['additive t=0.1', 'additive t=0.2']
     """
-    return [build(point) for mapping in mappings for point in product(mapping)]
+    return [build(point) for mapping in mappings for point in combinations(mapping)]
 
 
-def product(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def combinations(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a mapping for each combination of values that are lists; ValueError if one is empty."""
     axes = []
     for key, value in mapping.items():

@@ -94,9 +94,9 @@ class TopK:
         """
         full = as_rows("p", p).astype(np.float64)
         allowed = "rows of probabilities that sum to 1; logits are for TopK.from_logits"
-        _refuse("p", full, full >= 0, allowed)
+        _check_steps("p", full, full >= 0, allowed)
         total = full.sum(axis=1)
-        _refuse("sum of p", total, np.abs(total - 1.0) <= PRINTED_ERROR, allowed)
+        _check_steps("sum of p", total, np.abs(total - 1.0) <= PRINTED_ERROR, allowed)
         k = _stored_count(k, full.shape[1])
         order, ranked = _top(full, full.shape[1])
         with np.errstate(divide="ignore"):
@@ -129,7 +129,9 @@ class TopK:
         k = _stored_count(k, full.shape[1])
         temperature = between("temperature", temperature, 0.0)
         largest = full.max(axis=1)  # of a row with a NaN it is NaN
-        _refuse("largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked")
+        _check_steps(
+            "largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked"
+        )
         rows = max(1, LOGITS_AT_ONCE // full.shape[1])
         starts = range(0, max(1, len(full)), rows)
         parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
@@ -175,11 +177,11 @@ class TopK:
         mass, least = _stored_mass(dist, logits)
         total = tail + mass
         allowed = f"columns with which it is 1, within {TOLERANCE:g}"
-        _refuse("sum of probabilities", total, np.abs(total - 1.0) <= TOLERANCE, allowed)
+        _check_steps("sum of probabilities", total, np.abs(total - 1.0) <= TOLERANCE, allowed)
         most = (dist.vocab_size - dist.k) * least + TOLERANCE
         allowed = "the log of a mass that tokens behind rank K can have, each at most as probable"
-        _refuse("log_tail", dist.log_tail, tail <= most, allowed)
-        _refuse("entropy", dist.entropy, dist.entropy >= -TOLERANCE, "nats, at least 0")
+        _check_steps("log_tail", dist.log_tail, tail <= most, allowed)
+        _check_steps("entropy", dist.entropy, dist.entropy >= -TOLERANCE, "nats, at least 0")
         return dist
 
     @classmethod
@@ -216,12 +218,16 @@ class TopK:
         if (repeated := np.diff(np.sort(ids, axis=1), axis=1) == 0).any():
             step = int(np.argmax(repeated.any(axis=1)))
             raise ValueError(f"ids of step {step} has a token twice: give each token once")
-        _refuse("error", off, (off >= 0) & np.isfinite(off), "nats, at least 0")
-        _refuse("log_probs", values, values <= PRINTED_ERROR, "natural logarithms of probabilities")
+        _check_steps("error", off, (off >= 0) & np.isfinite(off), "nats, at least 0")
+        _check_steps(
+            "log_probs", values, values <= PRINTED_ERROR, "natural logarithms of probabilities"
+        )
         values = np.minimum(values, 0.0)
-        _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
+        _check_steps(
+            "log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall"
+        )
         least = np.exp(values - off).sum(axis=1)
-        _refuse("sum of probabilities", least, least <= 1.0 + PRINTED_ERROR, "at most 1")
+        _check_steps("sum of probabilities", least, least <= 1.0 + PRINTED_ERROR, "at most 1")
         probs = np.exp(values)
         others = vocab_size - ids.shape[1]
         with np.errstate(divide="ignore"):
@@ -232,7 +238,7 @@ class TopK:
         rest = 1.0 - high.sum(axis=1)
         possible = rest <= others * high[:, -1] + PRINTED_ERROR
         allowed = f"at most what the {others} can have, none of them more probable than rank K"
-        _refuse("mass of the other tokens", rest, possible, allowed)
+        _check_steps("mass of the other tokens", rest, possible, allowed)
         return replace(dist, entropy=dist.entropy_range[0])
 
     def __len__(self) -> int:
@@ -443,7 +449,7 @@ def _stored_mass(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
     return mass * dist.top_probability, least * dist.top_probability
 
 
-def _refuse(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:
+def _check_steps(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:
     """Raise for the first step whose value is not allowed."""
     if not right.all():
         first = np.unravel_index(np.argmin(right), right.shape)

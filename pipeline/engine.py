@@ -115,7 +115,7 @@ def _by_load(loads: Sequence[Load], runs: Sequence[Run]) -> list[str]:
 
 def _write(loads: Sequence[Load], folder: Path) -> None:
     """Write the table of loads and its figure, and print their names."""
-    from analysis.report.load_figure import load_figure
+    from analysis.report.speed_by_load_figure import speed_by_load_figure
     from analysis.report.style import render
     from analysis.report.table import csv_text
 
@@ -123,7 +123,7 @@ def _write(loads: Sequence[Load], folder: Path) -> None:
     name = f"{slug(loads[0].base.path.name.partition('.')[0])}_speed_by_load"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{name}.csv", csv_text(table, digits=None).encode())
-    figure = load_figure(table.dropna(subset=["load", "draft_length", "speed"]))
+    figure = speed_by_load_figure(table.dropna(subset=["load", "draft_length", "speed"]))
     for kind in ("pdf", "png"):
         write_whole(folder / f"{name}.{kind}", render(figure, kind))
     print(f"speed by load: {relative(folder)}/{name}.csv, .pdf, .png")

@@ -38,15 +38,17 @@ def logit_rows(name: str, logits: Any) -> NDArray[Any]:
     return rows
 
 
-def compare(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
+def compare_logits(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
     """Compare raw logits (N, V) of a target with those of a drafter at the same steps."""
     rows = max(1, LOGITS_AT_ONCE // target.shape[1])
     starts = range(0, max(1, len(target)), rows)
-    parts = [_compare(target[at : at + rows], draft[at : at + rows], temperature) for at in starts]
+    parts = [
+        _compare_rows(target[at : at + rows], draft[at : at + rows], temperature) for at in starts
+    ]
     return Compared(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _compare(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
+def _compare_rows(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
     first = target.argmax(axis=1)[:, None]
     token = _drafted(target, draft)[:, None]
     own = np.take_along_axis(target, token, axis=1)

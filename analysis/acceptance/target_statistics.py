@@ -49,7 +49,7 @@ def certificate_statistics(target: Target) -> pd.DataFrame:
             "undefined": target.undefined.get(rule.label, math.nan),
             "steps": len(lower),
         }
-        summary = _summary(target, {"rule": rule.label}, lower, rule.ceiling)
+        summary = _summary_rows(target, {"rule": rule.label}, lower, rule.ceiling)
         rows += [row | of_rule for row in summary]
     return pd.DataFrame(rows)
 
@@ -61,11 +61,11 @@ def top_statistics(target: Target) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for k, probability in target.top.items():
-        rows += _summary(target, {"k": k}, probability, math.inf)
+        rows += _summary_rows(target, {"k": k}, probability, math.inf)
     return pd.DataFrame(rows)
 
 
-def _summary(target: Target, key: Row, values: Floats, ceiling: float) -> Iterator[Row]:
+def _summary_rows(target: Target, key: Row, values: Floats, ceiling: float) -> Iterator[Row]:
     for statistic, estimate in summarise(values, ceiling, target.bootstrap).items():
         yield {
             "target": target.label,
@@ -91,7 +91,7 @@ def part_statistics(target: Target) -> pd.DataFrame:
         estimates = {("", "share"): target.bootstrap.ratio_interval(steps)}
         if steps.any():
             for rule in rules:
-                estimates |= _of_part(target, rule, steps)
+                estimates |= _part_estimates(target, rule, steps)
         for (label, statistic), estimate in estimates.items():
             rows.append(
                 {
@@ -107,7 +107,7 @@ def part_statistics(target: Target) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(prompts=target.bootstrap.count)
 
 
-def _of_part(target: Target, rule: Rule, steps: Flags) -> dict[tuple[str, str], Estimate]:
+def _part_estimates(target: Target, rule: Rule, steps: Flags) -> dict[tuple[str, str], Estimate]:
     if not target.judged:
         values = np.minimum(target.certificates[rule][0][steps], rule.ceiling)
         median = np.quantile(values, 0.5, method="inverted_cdf")

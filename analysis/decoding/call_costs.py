@@ -209,7 +209,7 @@ def predictions(
 
 def _longest_chains(decoded: Decoded) -> dict[str, int]:
     """Return the run of each drafter that drafts the longest chains under strict greedy."""
-    runs = decoded.runs[~decoded.of_trees]
+    runs = decoded.runs[~decoded.drafts_trees]
     runs = runs[(runs["drafter"] != "none") & (runs["rule"] == GREEDY) & (runs["temperature"] == 0)]
     longest = runs.groupby("drafter", sort=False)["draft_length"].idxmax()
     return {str(drafter): int(run) for drafter, run in longest.items()}

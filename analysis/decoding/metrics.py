@@ -63,7 +63,7 @@ class Decoded:
     lengths: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LENGTHS))
 
     @property
-    def of_trees(self) -> pd.Series:
+    def drafts_trees(self) -> pd.Series:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
 
@@ -120,7 +120,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["rate_over_gamma"] = table["accepted"] / (table["calls"] * gamma)
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
     table["depth_per_call"] = sums["depth"] / table["calls"]
-    table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
+    table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.drafts_trees)
     alone = decoded.baselines()
     summed = ("n_tokens", "agreement", "nats_given_up")
     tokens, share, nats = decoded.by_prompt(decoded.answers, *summed)

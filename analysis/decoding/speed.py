@@ -56,7 +56,7 @@ def speed(
     table["c_q"] = seconds["draft_seconds"] / seconds["depth"].where(seconds["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
-    chains = (table["drafter"] == CONFIGURED) & ~decoded.of_trees & table["rate"].notna()
+    chains = (table["drafter"] == CONFIGURED) & ~decoded.drafts_trees & table["rate"].notna()
     symbols = zip(table["rate"], table["draft_length"], table["rho"], chains, strict=True)
     table[["formula", "formula_length"]] = [
         (formula_speedup(a, gamma, rho), formula_length(a, rho)) if chain else (np.nan, np.nan)

@@ -18,12 +18,12 @@ from ..trees.topology import (
     symmetric,
     tree_tokens_per_call,
 )
-from .decoded_trees import SHAPES, rates
 from .metrics import Decoded
+from .tree_runs import SHAPES, group_rates
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens per call
-FIXED = "Lemma 4.3, m of the largest k"
-LEAST = "Lemma 4.3, best m"
+FIXED_M_BOUND = "Lemma 4.3, m of the largest k"
+BEST_M_BOUND = "Lemma 4.3, best m"
 TOKENS = "tokens"  # quantity: tokens per call
 ADDED = "added"  # quantity: the gain of one more drafted token
 
@@ -40,8 +40,8 @@ def tree_curves(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> pd.
     """
     drawn = []
     for pair, table in zip(decoded, runs, strict=True):
-        of_trees = table[table["run"].map(pair.of_trees).astype(bool)]
-        for setting in of_trees["setting"].unique():
+        tree_runs = table[table["run"].map(pair.drafts_trees).astype(bool)]
+        for setting in tree_runs["setting"].unique():
             members = table[table["setting"] == setting]
             if members["nodes"].min() < members["nodes"].max():
                 curves = _curves(pair, table, members)
@@ -65,7 +65,7 @@ def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
             sizes[name] = part["drafted"].unique()
             add(TOKENS, scheme, name, "measured", part[["drafted", "value", "ci_low", "ci_high"]])
             add(ADDED, scheme, name, "measured", _gains(part))
-        acceptance = rates(pair, table, group)
+        acceptance = group_rates(pair, table, group)
         if not len(acceptance):
             continue
         gaps = sizes.get(SHAPES["optimal"], measured["drafted"].unique())
@@ -76,7 +76,7 @@ def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
                     continue
                 curve = pd.DataFrame({"drafted": k, "value": tokens})
                 add(TOKENS, scheme, name, kind, curve)
-                if name != LEAST:
+                if name != BEST_M_BOUND:
                     add(ADDED, scheme, name, kind, _gains(curve[at], kind))
     return pd.concat(frames)
 
@@ -119,9 +119,13 @@ def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
     """Return the bounds of Lemma 4.3 on the zero-order tokens per call, over drafted tokens."""
     sizes = range(1, largest + 1)
     m = least_residual_upper(acceptance, largest, tight=False)[0]
-    curves = {LEAST: [(k, least_residual_upper(acceptance, k, tight=False)[1]) for k in sizes]}
+    curves = {
+        BEST_M_BOUND: [(k, least_residual_upper(acceptance, k, tight=False)[1]) for k in sizes]
+    }
     if np.isfinite(m):
-        curves[FIXED] = [(k, residual_upper(acceptance, k, int(m), tight=False)) for k in sizes]
+        curves[FIXED_M_BOUND] = [
+            (k, residual_upper(acceptance, k, int(m), tight=False)) for k in sizes
+        ]
     return {name: _curve(points) for name, points in curves.items()}
 
 

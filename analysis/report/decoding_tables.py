@@ -109,14 +109,14 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         ],
         ignore_index=True,
     )
-    whole = data[data["source"] == speed.ALL]
-    columns: dict[Any, Any] = {("", name): cells for name, cells in settings(whole).items()}
+    all_sources = data[data["source"] == speed.ALL]
+    columns: dict[Any, Any] = {("", name): cells for name, cells in settings(all_sources).items()}
     for source in [*sources, speed.ALL] if len(sources) > 1 else [speed.ALL]:
         part = data[data["source"] == source]
         times = Estimate.read(part, "speedup", speed.SPEEDUP_ENDS)
         columns[source, "speedup"] = speed_texts(times)
         columns[source, "τ"] = part["tau"].map(number_text)
-    columns[speed.ALL, "agreement"] = whole["agreement"].map(percent_text)
+    columns[speed.ALL, "agreement"] = all_sources["agreement"].map(percent_text)
     return Table(
         "decoding_comparison",
         "Methods compared",
@@ -125,5 +125,5 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         "of MARS). Batch size 1, prefill included; intervals over prompts hold for all methods of "
         "a temperature together.",
         data,
-        rows_by_method(whole, columns),
+        rows_by_method(all_sources, columns),
     )

@@ -21,7 +21,7 @@ from .table import Figure
 
 ROW = 0.3  # inches for a rule
 APART = 0.16  # inches between the two points of a rule
-MOST = 10  # rows of a panel
+MAX_RULES = 10  # rows of a panel
 
 
 def rules_figure(results: Results) -> Figure:
@@ -30,7 +30,7 @@ def rules_figure(results: Results) -> Figure:
     rules = [rule for rule in judged if rule in (*TABLE2, Mars(0.9)) or rule.is_custom]
     if len(rules) < 2:
         rules = judged
-    rules = rules[:MOST]
+    rules = rules[:MAX_RULES]
 
     @style.styled
     def draw() -> Drawing:
@@ -57,7 +57,7 @@ def rules_figure(results: Results) -> Figure:
                     label=COLUMNS[kind],
                 )
             axis.set_title(target)
-            axis.grid(axis="x", **style.RULED)
+            axis.grid(axis="x", **style.GRID_LINES)
             axis.set_axisbelow(True)
             axis.set_xlabel("share of steps")
             style.percent(axis, "x")

@@ -55,8 +55,8 @@ def acceptance_table(results: Results) -> Table:
     data = with_censored(results.select("acceptance", rule=order))
     finite = results.select("breakdown", depth=0, rule="", statistic="finite")["value"]
     columns = [name for name in COLUMNS if finite.any() or name not in CERTIFIED]
-    of_trees = [rule.label for rule in rules if not rule.judges_tokens]
-    kept = (data["statistic"] != "probability_given_up") | ~data["rule"].isin(of_trees)
+    tree_rules = [rule.label for rule in rules if not rule.judges_tokens]
+    kept = (data["statistic"] != "probability_given_up") | ~data["rule"].isin(tree_rules)
     printed_rows = data[kept & data["statistic"].isin(columns)]
     printed_rows = printed_rows.sort_values(
         "rule", key=lambda of: of.map(order.index), kind="stable"
@@ -88,7 +88,7 @@ def acceptance_table(results: Results) -> Table:
     )
 
 
-def source_table(results: Results) -> Table | None:
+def acceptance_by_source(results: Results) -> Table | None:
     """Return the share that each rule accepts of each source; None of prompts of one source."""
     data = results.select("sources", statistic="acceptance")
     if data.empty or data["source"].nunique() < 2:

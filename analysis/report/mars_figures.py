@@ -11,15 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from ..decoding.logit_ratios import BELOW, FIRST, REJECTED, SECOND, THRESHOLD, top_two
 from ..decoding.metrics import Decoded
 from ..decoding.speed import SPEEDUP_ENDS
+from ..decoding.top_two_logits import BELOW, FIRST, REJECTED, SECOND, THRESHOLD, top_two
 from ..statistics.estimate import interval_columns
 from . import style
 from .table import Figure
 from .text import percent_text
 
-POINTS = {  # colour and size, by outcome
+OUTCOME_POINTS = {  # colour and size, by outcome
     BELOW: (style.GREY, 3),
     FIRST: (style.PURPLE, 5),
     REJECTED: (style.VERMILION, 5),
@@ -75,13 +75,13 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
 def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
     for axis, (x, y, x_name, y_name) in zip(axes, SCATTERS, strict=True):
         for outcome, part in steps.groupby("outcome", observed=True):
-            colour, size = POINTS[str(outcome)]
+            colour, size = OUTCOME_POINTS[str(outcome)]
             axis.scatter(part[x], part[y], s=size, color=colour, linewidths=0, label=outcome,
                          rasterized=True)  # fmt: skip
         axis.set(xlabel=x_name, ylabel=y_name)
     axes[0].set_title(target)
     for axis in axes[:2]:
-        axis.axline((0, 0), slope=1, **style.LEVEL)
+        axis.axline((0, 0), slope=1, **style.REFERENCE_LINE)
     axes[0].axline((0, 0), slope=THRESHOLD, **DASHED)
     axes[2].axvline(THRESHOLD, **DASHED)
     counts = steps["outcome"].value_counts()

@@ -23,10 +23,11 @@ PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"color": style.GREY, "linewidth": 3.2, "zorder": 1.5}
 GRID_POINTS = 600
-SHADED = 4  # curves, at most, that all have a band
+MOST_BANDS = 4  # curves, at most, that all have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 BAND = "Shaded: pointwise intervals over prompts (of more than four curves, the first and last)."
-SHOWN: Mapping[int, tuple[type[Rule], str, str]] = {  # beside strict greedy, the reference
+# Figures 2 to 5: the family of rules drawn beside strict greedy, the title and the caption
+SURVIVAL_FIGURES: Mapping[int, tuple[type[Rule], str, str]] = {
     2: (
         StrictGreedy,
         "strict greedy certificates",
@@ -92,7 +93,7 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 
 def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
     """Figures 2 to 5, the share of steps whose certificate exceeds ε; None without its rules."""
-    family, title, caption = SHOWN[number]
+    family, title, caption = SURVIVAL_FIGURES[number]
     own = family is StrictGreedy  # a user's rules stand beside it
     rules = [
         rule
@@ -135,7 +136,7 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list
     axes = list(drawing.subplots(1, len(targets), sharey=True, squeeze=False).flat)
     for axis, target in zip(axes, targets, strict=True):
         axis.set_title(target)
-        axis.grid(axis="y", **style.RULED)
+        axis.grid(axis="y", **style.GRID_LINES)
         axis.set_axisbelow(True)
         style.percent(axis, "y")
     return drawing, axes
@@ -150,15 +151,15 @@ def _curves(axis: Axes, target: Target, rules: Sequence[Rule], grid: Floats) -> 
             drawn = REFERENCE
         share, low, high = survival(target.certificates[rule][0], grid, target.bootstrap)
         axis.plot(grid, share, label=rule.title, **drawn)
-        if len(rules) <= SHADED or rule in (rules[0], rules[-1]):
+        if len(rules) <= MOST_BANDS or rule in (rules[0], rules[-1]):
             axis.fill_between(grid, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
     for ceiling in dict.fromkeys(rule.ceiling for rule in rules):
-        whole = round(math.exp(ceiling))
-        name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
-        axis.axvline(ceiling, **style.LEVEL)
+        integer = round(math.exp(ceiling))
+        name = f"log {integer}" if math.isclose(math.log(integer), ceiling) else f"{ceiling:.3g}"
+        axis.axvline(ceiling, **style.REFERENCE_LINE)
         place: dict[str, Any] = {"xytext": (-2, 0), "textcoords": "offset points", "rotation": 90}
         axis.annotate(
             name, (ceiling, 1.0), **place, ha="right", va="top", fontsize=6.5, color="#555555"

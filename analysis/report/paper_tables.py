@@ -66,14 +66,14 @@ def table2(results: Results, intervals: bool = False) -> Table:
         "Empirical distribution of exact KL certificates over decoding steps, in nats. Higher "
         "certificates tolerate more drafter error; those of single tokens stay below log 2 "
         "(Theorem 4.6), those of trees below log(m+1) (Theorem 5.3). ",
-        _of_table2(results),
+        _table2_rules(results),
         intervals,
     )
 
 
 def table3(results: Results) -> Table | None:
     """Table 3: p5 of the additive and multiplicative certificates over t and alpha."""
-    rules = _of_table3(results)
+    rules = _table3_rules(results)
     if all(rule.is_custom for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
@@ -99,7 +99,7 @@ def table3(results: Results) -> Table | None:
 
 def table4(results: Results) -> Table | None:
     """Table 4: p5 of the top-m + additive certificate over t and m."""
-    rules = _of_table4(results)
+    rules = _table4_rules(results)
     if all(rule.is_custom for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
@@ -130,7 +130,7 @@ def run_length_table(results: Results, index: int) -> Table:
         value = printed(target, results.rules[label], eps)
         is_printed = estimator == "per_call" and not math.isnan(value)
         published.append(run_text(value) if is_printed else "")
-    printed_rows = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
+    printed_rows = data[data["rule"].isin([rule.label for rule in _table2_rules(results)])]
     printed_rows = pd.concat(
         [printed_rows[printed_rows["estimator"] == estimator] for estimator in WORDINGS]
     )
@@ -159,7 +159,7 @@ def table7(results: Results, intervals: bool = False) -> Table | None:
 
     `intervals` are as in Table 2.
     """
-    above = {*_of_table2(results), *_of_table3(results), *_of_table4(results)}
+    above = {*_table2_rules(results), *_table3_rules(results), *_table4_rules(results)}
     rules = [rule for rule in results.certified_rules if rule not in above]
     if not rules:
         return None
@@ -173,7 +173,7 @@ def table7(results: Results, intervals: bool = False) -> Table | None:
     )
 
 
-def _of_table2(results: Results) -> list[Rule]:
+def _table2_rules(results: Results) -> list[Rule]:
     """Return the rules of Tables 2, 5 and 6: the paper's, and the user's own.
 
     Where a study has none of the paper's settings of a family, or of any, it shows those it has.
@@ -185,14 +185,14 @@ def _of_table2(results: Results) -> list[Rule]:
     return [rule for rule in rules if rule in TABLE2 or rule.is_custom or type(rule) in missing]
 
 
-def _of_table3(results: Results) -> list[Rule]:
+def _table3_rules(results: Results) -> list[Rule]:
     by_family = [
         rule for family in FAMILIES for rule in results.certified_rules if type(rule) is family
     ]
     return by_family + [rule for rule in results.certified_rules if rule.is_custom]
 
 
-def _of_table4(results: Results) -> list[Rule]:
+def _table4_rules(results: Results) -> list[Rule]:
     return [
         rule
         for rule in results.certified_rules

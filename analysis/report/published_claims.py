@@ -95,15 +95,15 @@ def claims_table(compared: pd.DataFrame, targets: Sequence[Target]) -> Table | N
     """Return the paper's sentences with a study's number and the one that its own tables give.
 
     Args:
-        compared: a study's cells beside the paper's, of `published_table.compare`.
+        compared: a study's cells beside the paper's, of `published_table.compare_with_paper`.
         targets: those with steps at hand, for what the paper says of steps alone.
     """
     rows = []
     for label, cells in compared.groupby("target", sort=False):
         for target in targets:
             if target.label == label:
-                rows += _of_steps(target)
-        rows += _of_cells(str(label), cells)
+                rows += _step_claims(target)
+        rows += _table_claims(str(label), cells)
     if not rows:
         return None
     data = pd.DataFrame(rows)
@@ -120,7 +120,7 @@ def claims_table(compared: pd.DataFrame, targets: Sequence[Target]) -> Table | N
     )
 
 
-def _of_steps(target: Target) -> list[dict[str, object]]:
+def _step_claims(target: Target) -> list[dict[str, object]]:
     """Return the rows on the share of very certain steps, and on the number of steps."""
     certain = target.top[1] > VERY_CERTAIN
     share = target.bootstrap.ratio_interval(certain)
@@ -146,7 +146,7 @@ def _of_steps(target: Target) -> list[dict[str, object]]:
     ]
 
 
-def _of_cells(target: str, compared: pd.DataFrame) -> list[dict[str, object]]:
+def _table_claims(target: str, compared: pd.DataFrame) -> list[dict[str, object]]:
     """Return the rows that follow from cells of the paper's tables that the study has, too."""
     numbers = {
         (row["row"], row["statistic"]): np.array([row["value"], row["published"]])

@@ -24,14 +24,14 @@ def published_section(results: Results, targets: Sequence[Target] = ()) -> Secti
 
     `targets`: the steps of those of `results`, for what the paper says of steps alone.
     """
-    compared = compare(results)
+    compared = compare_with_paper(results)
     if compared.empty:
         return None
     items = [claims_table(compared, targets), published_table(compared)]
-    return Section("Beside the published", items, outside(compared))
+    return Section("Beside the published", items, outside_sentences(compared))
 
 
-def compare(results: Results) -> pd.DataFrame:
+def compare_with_paper(results: Results) -> pd.DataFrame:
     """Return the paper's numbers for the rules of a study, with the study's own.
 
     Returns:
@@ -47,11 +47,11 @@ def compare(results: Results) -> pd.DataFrame:
     for target in [target for target in results.targets if target in PAPERS]:
         rows = [
             {"table": table, "statistic": statistic, "published": min(value, CAP)}
-            | _row(table, row)
+            | _row_keys(table, row)
             for table, row, statistic, value in printed_rows(target)
             if row in results.certified_rules or not isinstance(row, Rule)
         ]
-        ours = _ours(results, target)
+        ours = _study_values(results, target)
         frames.append(pd.DataFrame(rows).merge(ours, on=["row", "statistic"]))
         frames[-1]["target"] = target
     if not frames:
@@ -73,7 +73,7 @@ def compare(results: Results) -> pd.DataFrame:
     return data[[*first, "published", "difference", "outside", "censored"]]
 
 
-def _row(table: str, row: Rule | int) -> dict[str, Any]:
+def _row_keys(table: str, row: Rule | int) -> dict[str, Any]:
     """Return the id, the printed name and the largest value of a row of the paper's tables."""
     if isinstance(row, Rule):
         ceiling = CAP if table == RUNS else row.ceiling
@@ -81,7 +81,7 @@ def _row(table: str, row: Rule | int) -> dict[str, Any]:
     return {"row": str(row), "name": f"k = {row}", "ceiling": 1.0}
 
 
-def _ours(results: Results, target: str) -> pd.DataFrame:
+def _study_values(results: Results, target: str) -> pd.DataFrame:
     """Return the results of one target, by row and statistic of the paper's tables."""
     top = results.select("top", target=target)
     runs = results.select("run_lengths", target=target, estimator="per_call")
@@ -97,7 +97,7 @@ def _ours(results: Results, target: str) -> pd.DataFrame:
     return with_censored(pd.concat(filled)).drop(columns="cut")
 
 
-def outside(compared: pd.DataFrame) -> list[str]:
+def outside_sentences(compared: pd.DataFrame) -> list[str]:
     """Return a line a target: how many published numbers, lower bounds aside, are outside."""
     lines = []
     for target, numbers in compared.groupby("target", sort=False):

@@ -12,7 +12,8 @@ import pandas as pd
 from ..rules import Rule
 from ..statistics.estimate import Estimate
 
-LEVEL = 0.1  # nats: the KL of the drafters that steps are certified for in a study without one
+# nats; without a drafter a step counts as certified if its certificate exceeds this KL
+ASSUMED_KL = 0.1
 
 
 @dataclass(frozen=True, eq=False)

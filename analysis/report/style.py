@@ -73,8 +73,8 @@ LINES = (
 )
 LEGEND_ROW = 0.17  # inches
 POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
-RULED: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
-LEVEL: dict[str, Any] = {  # a reference line, for instance a ceiling
+GRID_LINES: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
+REFERENCE_LINE: dict[str, Any] = {  # a reference line, for instance a ceiling
     "color": "#888888",
     "linewidth": 0.7,
     "linestyle": (0, (2, 2)),

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..statistics.estimate import Estimate, interval_columns
-from .style import LEGEND_ROW, LINES, POINTS, RULED, error_bars, grid, legend, styled
+from .style import GRID_LINES, LEGEND_ROW, LINES, POINTS, error_bars, grid, legend, styled
 from .text import symbol
 
 PANELS = {  # label of the y axis: its statistics and their printed names
@@ -63,7 +63,7 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
         parts = list(table.groupby(kinds, sort=False, dropna=False))
         combinations = len(parts)
         rows = [[name] for name in SELECTED if name in statistics][:2] or [statistics[:1]]
-        groups = {", ".join(map(_described, kinds, key)): part for key, part in parts[:MAX_LINES]}
+        groups = {", ".join(map(_value_text, kinds, key)): part for key, part in parts[:MAX_LINES]}
     else:
         rows = [[name for name in names if name in statistics] for names in PANELS.values()]
         rows = [names for names in rows if names]
@@ -95,7 +95,7 @@ def _in_words(key: str) -> str:
     return WORDS.get(last, symbol(last).replace("_", " "))
 
 
-def _described(kind: str, value: Any) -> str:
+def _value_text(kind: str, value: Any) -> str:
     return str(value) if kind in ("method", "rule") else f"{_in_words(kind)} = {value}"
 
 
@@ -126,7 +126,7 @@ def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
         y = values[statistic].astype(float)  # NaN where a point has no value
         axis.errorbar(x, y, bars, **drawn, **POINTS, label=label, elinewidth=0.7)
     axis.set_xlabel(_in_words(key))
-    axis.grid(**RULED)
+    axis.grid(**GRID_LINES)
     if not numeric:
         axis.set_xlim(-0.5, len(names) - 0.5)
         axis.set_xticks(np.arange(len(names)), list(map(str, names)))

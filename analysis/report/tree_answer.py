@@ -18,7 +18,7 @@ from .text import UNDEFINED, estimate_text, estimate_texts, percent_text
 COLUMNS = ["method", "draft_length", "temperature", "lossless", "tree"]
 
 
-def of_study(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
+def tree_study_methods(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
     """Return the drafting methods at the highest temperature, if any drafts trees; else no row.
 
     `accepted` is `analysis.decoding.metrics.acceptance`; the column `tree` says what drafts trees.
@@ -35,7 +35,7 @@ def of_study(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
 
 def tree_sentence(decoded: Decoded, accepted: pd.DataFrame) -> str:
     """Return the most tokens per call, of trees, chains and rules that change the text."""
-    methods = of_study(decoded, accepted)
+    methods = tree_study_methods(decoded, accepted)
     if methods.empty:
         return ""
     is_lossless = methods["lossless"].astype(bool)
@@ -64,7 +64,8 @@ def _named(run: Mapping[Any, Any]) -> str:
 def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table | None:
     """Return tokens per call and agreement of these methods; None if no method drafts trees."""
     data = concat_targets(
-        (pair.target, of_study(pair, table)) for pair, table in zip(decoded, accepted, strict=True)
+        (pair.target, tree_study_methods(pair, table))
+        for pair, table in zip(decoded, accepted, strict=True)
     )
     if data.empty:
         return None

@@ -16,14 +16,14 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ..decoding.decoded_trees import ERSS, GREEDY, GSS, SHAPES
 from ..decoding.metrics import Decoded
-from ..decoding.tree_curves import ADDED, FIXED, LEAST, TOKENS, tree_curves
+from ..decoding.tree_curves import ADDED, BEST_M_BOUND, FIXED_M_BOUND, TOKENS, tree_curves
+from ..decoding.tree_runs import ERSS, GREEDY, GSS, SHAPES
 from .style import GREY, LINES, error_bars, grid, styled
 from .table import Figure
 
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
-BOUND_WIDTHS = {LEAST: 1.6, FIXED: 0.7}  # of lines
+BOUND_WIDTHS = {BEST_M_BOUND: 1.6, FIXED_M_BOUND: 0.7}  # of lines
 QUANTITIES = {TOKENS: "tokens per call", ADDED: "added by a token"}
 STYLES = {GSS: ("o", (0, ())), ERSS: ("^", (0, (4, 2))), GREEDY: ("s", (0, ()))}
 APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hide each other

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.decoded_trees import tree_statistics
 from ..decoding.metrics import Decoded
+from ..decoding.tree_runs import tree_statistics
 from ..statistics.estimate import Estimate
 from .table import Table, rows_by_method
 from .text import estimate_texts, number_text, percent_text

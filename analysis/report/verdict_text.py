@@ -12,14 +12,14 @@ from ..acceptance.target import Target
 from ..decoding.metrics import CONFIGURED, Decoded
 from ..decoding.verdict import UNTIMED
 from .advice import Advice
-from .results import LEVEL
+from .results import ASSUMED_KL
 from .table import Table
 from .text import number_text, percent_text
 
 DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
 
 
-def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
+def cost_sentence(decoded: Decoded, speeds: pd.DataFrame) -> str:
     """Return a line on what a token costs: of the target alone, and drafted."""
     alone = speeds[speeds["drafter"] == "none"]
     drafted = speeds[speeds["drafter"] == CONFIGURED]
@@ -61,7 +61,7 @@ def log_advice(target: Target) -> Advice:
         "server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
         "pipeline.engine alone.jsonl drafted.jsonl` says how much faster it is with drafts."
     )
-    certified = certified_by_greedy(target, LEVEL)
+    certified = certified_by_greedy(target, ASSUMED_KL)
     if certified is not None:
         tokens = {n: guaranteed_per_call(certified, target, n) for n in DRAFT_LENGTHS}
         if math.isnan(tokens[1]):
@@ -70,13 +70,13 @@ def log_advice(target: Target) -> Advice:
             each = ", ".join(f"{number_text(x)} for {n}" for n, x in tokens.items())
             draft_length += (
                 " Guaranteed tokens per call by draft length, to a drafter within "
-                f"{LEVEL:g} nats at every step: {each}."
+                f"{ASSUMED_KL:g} nats at every step: {each}."
             )
     sentence = f"{target.label} was logged without strict greedy among the rules."
     if certified is not None:
         sentence = (
             f"Strict greedy certifies {percent_text(float(certified.mean()))} of the steps of "
-            f"{target.label}: there it accepts any drafter within {LEVEL:g} nats."
+            f"{target.label}: there it accepts any drafter within {ASSUMED_KL:g} nats."
         )
     pays = (
         "Does drafting pay? A log does not tell: the cost of a step is missing. It tells how much "

@@ -37,7 +37,7 @@ def index_entropies(log_p: Floats, log_q: Floats) -> tuple[float, float, float]:
     if p[q == 0].sum() > UNLIKELY:
         return math.inf, math.inf, math.inf
     both = (p > 0) & (q > 0)
-    whole = q.sum()
+    q_total = q.sum()
     order = np.argsort(log_q[both] - log_p[both])  # by decreasing p / q
     p, q = p[both][order], q[both][order]
     log_ratio = (log_p[both] - log_q[both])[order]
@@ -48,7 +48,7 @@ def index_entropies(log_p: Floats, log_q: Floats) -> tuple[float, float, float]:
     return (
         max(kl, 0.0),
         _greedy(ratio, p_above, q_above),
-        _races(p, 1 / (p_above + ratio * (whole - q_above))),
+        _races(p, 1 / (p_above + ratio * (q_total - q_above))),
     )
 
 

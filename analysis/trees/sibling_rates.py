@@ -36,14 +36,14 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     [0.25, 0.375]
     """
     rates: list[float] = []
-    left = 1.0
+    not_accepted = 1.0
     for index in range(1, int(children.max(initial=0)) + 1):
         tested = (children >= index) & ((accepted == 0) | (accepted >= index))
         if not tested.any():
             break
         share = float((accepted[tested] == index).mean())
-        rates.append(left * share)
-        left *= 1 - share
+        rates.append(not_accepted * share)
+        not_accepted *= 1 - share
     return np.array(rates)
 
 
@@ -64,16 +64,16 @@ def aligned(target: StoredTokens, draft: StoredTokens) -> tuple[Floats, Floats]:
     """
     ids, p, p_tail = target
     draft_ids, q, q_tail = draft
-    place = _places(draft_ids, ids)
+    place = _positions_among(draft_ids, ids)
     shared = np.where(place < 0, 0.0, np.take_along_axis(p, np.maximum(place, 0), axis=1))
-    own = np.where(_places(ids, draft_ids) < 0, p, 0.0)
+    own = np.where(_positions_among(ids, draft_ids) < 0, p, 0.0)
     nothing = np.zeros((len(ids), 1))
     p = np.hstack([shared, own, p_tail[:, None], nothing])
     q = np.hstack([q, np.zeros_like(own), nothing, q_tail[:, None]])
     return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
 
 
-def _places(ids: Integers, among: Integers) -> NDArray[np.intp]:
+def _positions_among(ids: Integers, among: Integers) -> NDArray[np.intp]:
     """Return the position of each of `ids` (N, K) in its row of `among` (N, M), or -1."""
     rows = np.arange(len(ids))[:, None] * (1 + max(ids.max(), among.max()))
     keys = (ids + rows).ravel()
@@ -99,7 +99,7 @@ def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) ->
     rates = np.zeros(order.shape[1])
     p = p.copy()
     q = q.copy()
-    left = np.ones(len(p))
+    not_accepted = np.ones(len(p))
     rows = np.arange(len(p))
     for index, token in enumerate(order.T):
         drafted = q[rows, token]
@@ -108,11 +108,13 @@ def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) ->
             target_mass, drafted, out=np.zeros_like(target_mass), where=drafted > 0
         )
         accepted = np.where(possible[:, index], np.minimum(accepted, 1.0), 0.0)
-        rates[index] = (left * accepted).sum()
-        left *= 1 - accepted
+        rates[index] = (not_accepted * accepted).sum()
+        not_accepted *= 1 - accepted
         residual = np.maximum(p - q, 0)
-        whole = residual.sum(axis=1, keepdims=True)
-        p = np.divide(residual, whole, out=p, where=(whole > 0) & possible[:, [index]])
+        residual_mass = residual.sum(axis=1, keepdims=True)
+        p = np.divide(
+            residual, residual_mass, out=p, where=(residual_mass > 0) & possible[:, [index]]
+        )
         q[rows, token] = 0
         rest = q.sum(axis=1, keepdims=True)
         q = np.divide(q, rest, out=q, where=rest > 0)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from analysis.rule_base import FIELDS_CHECKED
-from analysis.rule_config import TARGET, build, product, rule_class, to_mapping
+from analysis.rule_config import TARGET, build, combinations, rule_class, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
@@ -284,7 +284,7 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
     if not isinstance(entry, Mapping):
         raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
     try:
-        for point in product(entry):
+        for point in combinations(entry):
             if not _of_criteria(point):
                 yield _method(point, where)
                 continue

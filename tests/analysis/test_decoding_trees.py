@@ -7,9 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding.decoded_trees import entropies, judged_levels, rates, tree_runs
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.decoding.tree_curves import FIXED, LEAST, bound_curves, predicted_curves, tree_curves
+from analysis.decoding.tree_curves import (
+    BEST_M_BOUND,
+    FIXED_M_BOUND,
+    bound_curves,
+    predicted_curves,
+    tree_curves,
+)
+from analysis.decoding.tree_runs import entropies, group_rates, judged_levels, tree_runs
 from analysis.report.tree_answer import tree_answer, tree_sentence
 from analysis.report.tree_figure import trees_figure
 from analysis.report.tree_tables import trees_table
@@ -81,7 +87,7 @@ def test_runs_of_a_law_share_their_acceptance():
         "GSS, T = 1", "ERSS, T = 1", "GSS, T = 1", "ERSS, T = 1", "Tree-greedy", "ERSS, T = 1",
     ]  # fmt: skip
     # child 1 of GSS: 13 of 20; child 2, where it was tested and child 1 was not accepted: 1 of 4
-    found = rates(one, table.reset_index(), "GSS, T = 1")
+    found = group_rates(one, table.reset_index(), "GSS, T = 1")
     assert found == pytest.approx([0.65, 0.35 / 4, 0])
     assert table["predicted"][1] == pytest.approx(1.65)
     assert table["predicted"][3] == pytest.approx(1.65 + 0.35 / 4)
@@ -90,7 +96,7 @@ def test_runs_of_a_law_share_their_acceptance():
     assert (table["ci_low"] == table["ci_high"]).all()  # all prompts are alike
     assert table["calls"].tolist() == [40] * 6
     # dynamic trees say nothing of R: their children are chosen
-    assert rates(one, table.reset_index(), "ERSS, T = 1") == pytest.approx([0.5, 0.2, 0.2])
+    assert group_rates(one, table.reset_index(), "ERSS, T = 1") == pytest.approx([0.5, 0.2, 0.2])
 
 
 def test_chains_have_a_level_a_token():
@@ -113,7 +119,7 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes():
         assert tokens == pytest.approx(tree_tokens_per_call(tree, found))
     assert curves["batch"][0].tolist() == [1, 2, 3]  # R of a fourth is not known
     bounds = bound_curves(found, 7)
-    assert set(bounds) == {FIXED, LEAST}
+    assert set(bounds) == {FIXED_M_BOUND, BEST_M_BOUND}
     for k, tokens in curves.values():
         for name, (at, bound) in bounds.items():
             assert (bound[np.isin(at, k)] >= tokens - 1e-12).all(), name
@@ -232,4 +238,4 @@ def test_the_legend_of_trees_names_each_shape_scheme_and_bound_once():
     assert len(names) == len(set(names))
     for scheme in ("GSS", "ERSS"):
         assert sum(name.startswith(scheme) for name in names) == 1
-    assert {"batch", "dynamic", FIXED, LEAST} <= set(names)
+    assert {"batch", "dynamic", FIXED_M_BOUND, BEST_M_BOUND} <= set(names)

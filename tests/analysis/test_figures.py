@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.target import Target
-from analysis.decoding.logit_ratios import top_two
+from analysis.decoding.top_two_logits import top_two
 from analysis.report import style
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure

@@ -15,14 +15,14 @@ from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
 from analysis.acceptance.typical import DRAWS_OF_MEANS, LAWS
 from analysis.report.advice import Advice
-from analysis.report.answers import FATES, median_answer
 from analysis.report.drafter_figures import margin_figure
-from analysis.report.drafter_tables import acceptance_table, depth_table, source_table
+from analysis.report.drafter_tables import acceptance_by_source, acceptance_table, depth_table
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
-from analysis.report.length_figure import misses
+from analysis.report.median_answer import STEP_OUTCOMES, median_answer
 from analysis.report.parts_table import parts_table
-from analysis.report.results import LEVEL, Results
+from analysis.report.results import ASSUMED_KL, Results
 from analysis.report.settings_table import EPSILONS, PER_CALL, SHARE, settings_table
+from analysis.report.speed_by_length_figure import missed_predictions
 from analysis.report.table import concat_targets
 from analysis.report.text import number_text, percent_text
 from analysis.report.verdict_text import log_advice, verdict_text
@@ -135,7 +135,7 @@ def test_a_timed_interval_that_misses_the_prediction_is_named(timed_at, named):
     low, high = timed_at
     run = timed("model", draft_length=2, temperature=0.0, lossless=True, drafter_title="D")
     run |= {"tpot_speedup": (low + high) / 2, "tpot_ci_low": low, "tpot_ci_high": high}
-    lines = misses(pd.DataFrame([run]), predicted([1.0, 1.1, 1.2]))
+    lines = missed_predictions(pd.DataFrame([run]), predicted([1.0, 1.1, 1.2]))
     assert bool(lines) == named
     assert all("D with 2 drafted tokens" in line and "1.20 is predicted" in line for line in lines)
 
@@ -284,7 +284,7 @@ def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
     steps = range(10 * place, 10 * place + 10)
     assert found.words == [target.words.get(at, f"#{at}") for at in steps]
     for rule, (_, said, shown) in zip(target.certificates, found.rules, strict=True):
-        fates = [FATES[int(fate)] for fate in shown]
+        fates = [STEP_OUTCOMES[int(fate)] for fate in shown]
         if drafter:
             judged = target.judged[rule.label]
             pairs = zip(judged.accepted[steps], judged.certified[steps], strict=True)
@@ -292,7 +292,7 @@ def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
                 "certified" if sure else "accepted" if kept else "rejected" for kept, sure in pairs
             ]
         else:
-            sure = target.certificates[rule][0][steps] > LEVEL
+            sure = target.certificates[rule][0][steps] > ASSUMED_KL
             assert fates == ["certified" if one else "open" for one in sure]
         kept = sum(fate in ("accepted", "certified") for fate in fates) / 10
         assert said.startswith(f"{percent_text(kept)} {'accepted' if drafter else 'certified'}")
@@ -338,7 +338,7 @@ def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
 
 
 def test_the_sources_of_prompts_have_a_table_where_there_are_several(full):
-    shown = source_table(full).cells
+    shown = acceptance_by_source(full).cells
     assert list(shown.columns) == [(T, "creation"), (T, "world")]
     assert list(shown.index) == [rule.title for rule in JUDGED]
     values = full["sources"].set_index(["rule", "source", "statistic"])["value"].sort_index()
@@ -346,8 +346,8 @@ def test_the_sources_of_prompts_have_a_table_where_there_are_several(full):
     assert shown.loc["Strict greedy", (T, "creation")] == percent_text(single)  # one prompt
     assert "[" in shown.loc["Strict greedy", (T, "world")]
     one = full["sources"].assign(source="world")
-    assert source_table(replace(full, frames={**full.frames, "sources": one})) is None
-    assert source_table(replace(full, frames={})) is None
+    assert acceptance_by_source(replace(full, frames={**full.frames, "sources": one})) is None
+    assert acceptance_by_source(replace(full, frames={})) is None
 
 
 def test_parts_are_by_margin_and_by_half_of_the_answer():

@@ -17,7 +17,12 @@ from analysis.report import paper_tables, published
 from analysis.report.decoding_tables import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.published_claims import claims_table
-from analysis.report.published_table import compare, outside, published_section, published_table
+from analysis.report.published_table import (
+    compare_with_paper,
+    outside_sentences,
+    published_section,
+    published_table,
+)
 from analysis.report.results import Results
 from analysis.report.table import Table, cells_to_grid, csv_text, latex
 from analysis.report.text import number_text
@@ -340,7 +345,7 @@ def reproduced(shift=0.0, cut=0.0):
 @pytest.mark.parametrize(("shift", "differs"), [(0.0, False), (0.0004, False), (0.0006, True)])
 def test_the_rounding_of_print_is_no_difference(shift, differs):
     results = reproduced(shift)
-    table = compare(results)
+    table = compare_with_paper(results)
     found = table[table["table"].isin(["1", "2"])]
     assert (found["outside"] == differs).all()
     np.testing.assert_allclose(found["difference"], shift, atol=1e-12)
@@ -353,7 +358,7 @@ def test_the_rounding_of_print_is_no_difference(shift, differs):
 
 
 def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
-    table = compare(reproduced(shift=-1.0, cut=0.5))
+    table = compare_with_paper(reproduced(shift=-1.0, cut=0.5))
     runs = table[table["table"] == "5 and 6"]
     assert runs["censored"].all()
     assert runs["difference"].isna().all()
@@ -361,8 +366,8 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
     cells = published_table(table).cells
     assert cells["ours"].str.startswith("≥ ").sum() == len(runs)
     assert cells["difference"].eq("–").sum() == len(runs)
-    without = compare(reproduced(shift=-1.0))
-    (line,) = outside(without)
+    without = compare_with_paper(reproduced(shift=-1.0))
+    (line,) = outside_sentences(without)
     count = len(without[without["table"] == "5 and 6"])
     assert f"Tables 5 and 6 {count} of {count}." in line
 

@@ -20,16 +20,16 @@ from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.decoding.verdict import Timed
 from analysis.report.advice import Advice, advise
-from analysis.report.answers import FATES, median_answer
 from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
-from analysis.report.length_figure import NAME as LENGTHS
-from analysis.report.length_figure import misses
-from analysis.report.results import LEVEL
+from analysis.report.median_answer import STEP_OUTCOMES, median_answer
+from analysis.report.results import ASSUMED_KL
 from analysis.report.settings_table import settings_table
+from analysis.report.speed_by_length_figure import NAME as LENGTHS
+from analysis.report.speed_by_length_figure import missed_predictions
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
 from analysis.report.tree_answer import tree_answer, tree_sentence
-from analysis.report.verdict_text import costs, log_advice, verdict_text
+from analysis.report.verdict_text import cost_sentence, log_advice, verdict_text
 from pipeline.core.store import VERDICT
 from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setup_text import introduction, machine_lines, setup
@@ -77,7 +77,7 @@ def page_files(
         headline=_headline(content, trees),
         trees=trees,
         methods=methods,
-        costs=list(map(costs, content.decoded, content.speeds)),
+        costs=list(map(cost_sentence, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
         machine=machine_lines(sources),
         soundness=[made["acceptance"].metadata for made in artifacts if "acceptance" in made],
@@ -85,16 +85,16 @@ def page_files(
         relax_speed=relax_speed,
         bars=[item for item in items if item.name == BARS],
         lengths=[item for item in items if item.name == LENGTHS],
-        misses=[
+        missed_predictions=[
             line
             for pair, speeds, table in zip(
                 content.decoded, content.speeds, content.predicted, strict=True
             )
-            for line in misses(speeds[~pair.of_trees], table)
+            for line in missed_predictions(speeds[~pair.drafts_trees], table)
         ],
         answers=[median_answer(target) for target in targets],
-        fates=FATES,
-        eps=LEVEL,
+        fates=STEP_OUTCOMES,
+        eps=ASSUMED_KL,
         settings=settings,
         sections=sections,
         introduction=introduction(setups, content.task.runtime.statistics),

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.decoding.decoded_trees import tree_runs
+from analysis.decoding.tree_runs import tree_runs
 from analysis.report.accuracy_tables import accuracy_sections
 from analysis.report.bounds_table import bounds_table, compared_level
 from analysis.report.decoding_tables import comparison_table, decoding_table, speed_table
 from analysis.report.drafter_figures import margin_figure, rules_figure
-from analysis.report.drafter_tables import acceptance_table, depth_table, source_table
-from analysis.report.length_figure import length_figure
+from analysis.report.drafter_tables import acceptance_by_source, acceptance_table, depth_table
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.parts_table import parts_table
 from analysis.report.published import TABLE2
 from analysis.report.published_table import published_section
+from analysis.report.speed_by_length_figure import speed_by_length_figure
 from analysis.report.table import Section, Table
 from analysis.report.tree_figure import trees_figure
 from analysis.report.tree_tables import trees_table
@@ -72,7 +72,7 @@ def sections_of(content: Content) -> Iterator[Section]:
                 margin_figure(margins_of(content.targets), StrictGreedy().title),
                 rules_figure(results),
                 acceptance_table(results),
-                source_table(results),
+                acceptance_by_source(results),
                 parts_table(results),
                 depth_table(results),
             ],
@@ -105,7 +105,7 @@ def decoding_sections(content: Content) -> list[Section]:
         ratios_figure(decoded),
     ]
     timed = [
-        length_figure(decoded, speeds, content.predicted),
+        speed_by_length_figure(decoded, speeds, content.predicted),
         comparison_table(decoded, speeds),
         speed_table(decoded, speeds),
         thresholds_figure([pair.target for pair in decoded], speeds, "agreement"),

@@ -12,13 +12,13 @@ from ..decoding.call_costs import GREEDY, Outlook
 from ..decoding.metrics import Decoded
 from ..decoding.speed import TPOT_ENDS
 from ..statistics.estimate import Estimate
-from .style import LEVEL, LINES, error_bars, grid, legend, styled
+from .style import LINES, REFERENCE_LINE, error_bars, grid, legend, styled
 from .table import Figure
 
 NAME = "speed_by_length"
 
 
-def length_figure(
+def speed_by_length_figure(
     decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame], predicted: Sequence[pd.DataFrame]
 ) -> Figure | None:
     """Draw the speed of every drafter's chains under strict greedy by draft length.
@@ -34,8 +34,8 @@ def length_figure(
     def draw() -> Drawing:
         drawing, axes = grid(1, [pair.target for pair, _, _ in drawn], height=2.6)
         for axis, (pair, timed, table) in zip(axes[0], drawn, strict=True):
-            chains = timed[_is_strict_greedy(timed) & ~pair.of_trees]
-            axis.axhline(1, **LEVEL)
+            chains = timed[_is_strict_greedy(timed) & ~pair.drafts_trees]
+            axis.axhline(1, **REFERENCE_LINE)
             axis.set(xlabel="drafted tokens per call", ylabel="times as fast as the target alone")
             titles = timed.set_index("drafter")["drafter_title"].to_dict()
             by_drafter = table[table["rule"] == GREEDY].groupby("drafter", sort=False)
@@ -74,8 +74,8 @@ def _draw(axis: Axes, rows: pd.DataFrame, timed: pd.DataFrame, title: str, colou
         )  # fmt: skip
 
 
-def misses(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[str]:
-    """Return a sentence for each of the timed chains whose interval misses the prediction."""
+def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[str]:
+    """Return a sentence for each timed chain whose interval excludes the predicted speed."""
     sentences = []
     for run in chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")].to_dict("records"):
         found = Outlook.of(predicted, run["drafter"], run["rule"])

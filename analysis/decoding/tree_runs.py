@@ -39,25 +39,26 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     """Return a row for each lossless run with a model drafter, chain or tree.
 
     Returns:
-        `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
-        R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
-        the zero-order tokens per call at this R, NaN for dynamic trees. `tokens_per_call`, with its
-        interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
-        `later_levels` are the shares of tested levels that accepted a child, at the first level and
-        after it. They are equal if acceptance does not depend on earlier levels.
+        `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme and the
+        temperature. `predicted` are the zero-order tokens per call, NaN for dynamic trees; they use
+        the R that `group_rates` estimates from all runs of the group with a fixed shape.
+        `tokens_per_call`, with its interval over prompts, counts only the `calls` that drafted the
+        full tree. `first_level` and `later_levels` are the shares of tested levels that accepted a
+        child, at the first level and after it. They are equal if acceptance does not depend on
+        earlier levels.
     """
-    table = _described(decoded)
+    table = _run_settings(decoded)
     if table.empty:
         return table
-    by_group = {group: rates(decoded, table, group) for group in table["group"].unique()}
+    by_group = {group: group_rates(decoded, table, group) for group in table["group"].unique()}
     table["predicted"] = [
         _predicted(shape_of(decoded, run), by_group[group])
         for run, group in zip(table["run"], table["group"], strict=True)
     ]
     nodes = decoded.calls["run"].map(table.set_index("run")["nodes"])
-    whole = decoded.calls[decoded.calls["drafted"] == nodes].assign(calls=1)
+    full_trees = decoded.calls[decoded.calls["drafted"] == nodes].assign(calls=1)
     emitted, calls = (
-        sums[:, table["run"]] for sums in decoded.by_prompt(whole, "emitted", "calls")
+        sums[:, table["run"]] for sums in decoded.by_prompt(full_trees, "emitted", "calls")
     )
     table["calls"] = calls.sum(0).astype(int)
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
@@ -66,7 +67,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     return table
 
 
-def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
+def group_rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
     """Return R over sibling indices for a group, from its runs with a fixed shape."""
     fixed_shape = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
     levels = judged_levels(decoded)
@@ -82,7 +83,7 @@ def tree_statistics(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
         dynamic trees; `acceptance`, R of the group in words; and where contexts were measured the
         columns of `entropies`; target.
     """
-    acceptance = {group: rates(decoded, table, group) for group in table["group"].unique()}
+    acceptance = {group: group_rates(decoded, table, group) for group in table["group"].unique()}
     bounds = [
         math.nan
         if shape == SHAPES["dynamic"]
@@ -90,7 +91,7 @@ def tree_statistics(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
         for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
     ]
     texts = [" ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]]
-    drafted_trees = table["run"].map(decoded.of_trees).astype(bool)
+    drafted_trees = table["run"].map(decoded.drafts_trees).astype(bool)
     frame = table.assign(bound=bounds, acceptance=texts)[drafted_trees]
     if len(frame) and len(decoded.contexts):
         of_groups = entropies(decoded, table)
@@ -135,18 +136,18 @@ def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
 
 def judged_levels(decoded: Decoded) -> pd.DataFrame:
     """Return run, level, children and accepted for all tested levels; a chain has one child."""
-    chains = decoded.calls[~decoded.calls["run"].map(decoded.of_trees)].reset_index(drop=True)
+    chains = decoded.calls[~decoded.calls["run"].map(decoded.drafts_trees)].reset_index(drop=True)
     tested = chains.loc[chains.index.repeat(chains["tested"]), ["run", "accepted"]]
     level = tested.groupby(level=0).cumcount() + 1
     tested = tested.assign(level=level, children=1, accepted=level <= tested["accepted"])
-    of_trees = decoded.levels[["run", "level", "children", "accepted"]]
-    return pd.concat([of_trees, tested], ignore_index=True).astype(int)
+    tree_levels = decoded.levels[["run", "level", "children", "accepted"]]
+    return pd.concat([tree_levels, tested], ignore_index=True).astype(int)
 
 
 def shape_of(decoded: Decoded, run: int) -> Topology | None:
     """Return the shape of a run's drafts; None if each call chooses its own."""
     tree = decoded.runs["tree"][run]
-    if not decoded.of_trees[run]:
+    if not decoded.drafts_trees[run]:
         return sequence(int(decoded.runs["draft_length"][run]))
     return Topology(tuple(map(int, tree["parents"]))) if "parents" in tree else None
 
@@ -163,7 +164,7 @@ def _lossless_drafts(decoded: Decoded) -> list[bool]:
     return lossless
 
 
-def _described(decoded: Decoded) -> pd.DataFrame:
+def _run_settings(decoded: Decoded) -> pd.DataFrame:
     """Return `RUN_COLUMNS` of each run, without what is measured of whole trees."""
     levels = judged_levels(decoded)
     taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()

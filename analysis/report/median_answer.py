@@ -8,10 +8,11 @@ import numpy as np
 
 from ..acceptance.target import Target
 from ..rules import Rule
-from .results import LEVEL
+from .results import ASSUMED_KL
 from .text import percent_text
 
-FATES = ("open", "rejected", "accepted", "certified")  # of a step, by the digit that stands for it
+# what becomes of a step; the page stores the index of an outcome, one digit a token
+STEP_OUTCOMES = ("open", "rejected", "accepted", "certified")
 PROMPT_LENGTH = 100  # characters of a prompt
 
 
@@ -21,7 +22,7 @@ class PrintedAnswer(NamedTuple):
     prompt: str  # the beginning of its prompt
     words: list[str]  # the text of each token
     # for each rule its title, its shares of the answer in words, and one digit for each token, the
-    # place in `FATES` of what becomes of it
+    # place in `STEP_OUTCOMES` of what becomes of it
     rules: list[tuple[str, str, str]]
 
 
@@ -37,7 +38,7 @@ def median_answer(target: Target) -> PrintedAnswer:
     return PrintedAnswer(
         _shortened(target.prompt_texts[answer]),
         [target.words.get(token, f"#{token}") for token in target.tokens[chosen].tolist()],
-        [(rule.title, *_fates(target, rule, chosen)) for rule in target.certificates],
+        [(rule.title, *_outcomes(target, rule, chosen)) for rule in target.certificates],
     )
 
 
@@ -61,12 +62,12 @@ def _shortened(prompt: str) -> str:
     return f"{begun.rpartition(' ')[0] or begun} …"
 
 
-def _fates(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
+def _outcomes(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
     """Return the shares of the chosen steps in words, and what becomes of each step."""
     judged = target.judged.get(rule.label)
     if judged is None:
-        certified = target.certificates[rule][0][chosen] > LEVEL
-        places = certified * FATES.index("certified")
+        certified = target.certificates[rule][0][chosen] > ASSUMED_KL
+        places = certified * STEP_OUTCOMES.index("certified")
         shares = f"{percent_text(certified.mean())} certified"
     else:
         accepted = judged.accepted[chosen]

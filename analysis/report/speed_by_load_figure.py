@@ -6,13 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..statistics.estimate import Estimate
-from .style import LEVEL, LINES, POINTS, RULED, TEXT, error_bars, legend, styled
+from .style import GRID_LINES, LINES, POINTS, REFERENCE_LINE, TEXT, error_bars, legend, styled
 
 HEIGHT = 2.6  # inches
 
 
 @styled
-def load_figure(table: pd.DataFrame) -> Figure:
+def speed_by_load_figure(table: pd.DataFrame) -> Figure:
     """Draw speed over load, a line for each draft length.
 
     `table` has the columns load, draft_length, speed with its interval, and known, measured or
@@ -20,7 +20,7 @@ def load_figure(table: pd.DataFrame) -> Figure:
     """
     figure = Figure(figsize=(TEXT / 1.5, HEIGHT), layout="constrained")
     axis = figure.subplots()
-    axis.axhline(1.0, **LEVEL)
+    axis.axhline(1.0, **REFERENCE_LINE)
     for at, (length, rows) in enumerate(table.groupby("draft_length")):
         color, style = LINES[at % len(LINES)]
         rows = rows.sort_values("load")
@@ -38,6 +38,6 @@ def load_figure(table: pd.DataFrame) -> Figure:
     axis.minorticks_off()
     axis.set_xlabel("requests at once")
     axis.set_ylabel("speed over the target alone")
-    axis.grid(**RULED)
+    axis.grid(**GRID_LINES)
     legend(figure, [axis], columns=4)
     return figure
