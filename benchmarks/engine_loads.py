@@ -81,13 +81,9 @@ class Measurement(NamedTuple):
         longest = max((length for _, _, length in lengths), default=0)
         room: dict[str, Any] = {"requests": max(self.loads), "threads": THREADS}
         if self.engine == "llama_cpp":
-            flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
-            flags += [
-                "--spec-ngram-simple-size-m",
-                str(longest),
-                "--spec-draft-n-max",
-                str(longest),
-            ]
+            # with n-grams longer than a draft it drafts nothing
+            flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2"]
+            flags += ["--spec-ngram-simple-size-m", str(longest)]
             flags = flags if longest else []
             return engines.llama_cpp(ENVIRONMENT, self.folder, *flags, **room)
         config = {**(HEAD if drafter == "head" else NGRAM), "num_speculative_tokens": longest}

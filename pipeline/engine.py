@@ -37,7 +37,13 @@ from pipeline.engines.recommendation import recommendation
 from pipeline.engines.run_table import engine_figures, missing_counts, run_table, source_table
 from pipeline.engines.runs import Run, read_run, run_files
 from pipeline.engines.schedule import schedule, what_if
-from pipeline.engines.speed_by_load import Load, compare_by_load, load_rows, load_table
+from pipeline.engines.speed_by_load import (
+    Load,
+    compare_by_load,
+    load_rows,
+    load_table,
+    rows_between,
+)
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"
@@ -119,11 +125,13 @@ def _write(loads: Sequence[Load], folder: Path) -> None:
     from analysis.report.style import render
     from analysis.report.table import csv_text
 
-    table = pd.DataFrame([row.columns() for row in load_rows(loads)])
+    rows = load_rows(loads)
+    table = pd.DataFrame([row.columns() for row in rows])
+    drawn = pd.DataFrame([row.columns() for row in [*rows, *rows_between(loads)]])
     name = f"{slug(loads[0].base.path.name.partition('.')[0])}_speed_by_load"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{name}.csv", csv_text(table, digits=None).encode())
-    figure = speed_by_load_figure(table.dropna(subset=["load", "draft_length", "speed"]))
+    figure = speed_by_load_figure(drawn.dropna(subset=["load", "draft_length", "speed"]))
     for kind in ("pdf", "png"):
         write_whole(folder / f"{name}.{kind}", render(figure, kind))
     print(f"speed by load: {relative(folder)}/{name}.csv, .pdf, .png")

@@ -74,14 +74,26 @@ def test_what_cannot_succeed_is_one_line_before_any_work(override, message, tmp_
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("key", ["targets.local.revision", "prompts.revision"])
-def test_a_revision_names_no_other_file(key):
+BEYOND = ("../../x", "/etc/x", "..", "a/../../b", "a/.b", "a//b", "a/", "x" * 201)
+
+
+@pytest.mark.parametrize(
+    ("key", "goods", "bads"),
+    [
+        (
+            "targets.local.revision",
+            ("main", "refs/pr/12", "v1.0-rc.1", "a@b", "f" * 40, "x" * 200),
+            (*BEYOND, ".", "a b", "a.lock", "a\x1b[31m", "a:b", ""),
+        ),
+        ("prompts.revision", ("main",), ("../../x",)),
+    ],
+)
+def test_a_revision_names_no_other_file(key, goods, bads):
     """It becomes the name of a file of the hub's cache."""
     own = ["target=local", "targets.local.path=owner/name"]
-    for good in ("main", "refs/pr/12", "v1.0-rc.1", "a@b", "f" * 40, "x" * 200):
+    for good in goods:
         settings_of(mini(*own, f"{key}='{good}'"))
-    beyond = "../../x", "/etc/x", "..", "a/../../b", "a/.b", "a//b", "a/", "x" * 201
-    for bad in (*beyond, ".", "a b", "a.lock", "a\x1b[31m", "a:b", ""):
+    for bad in bads:
         with pytest.raises(PipelineError, match=rf"{key}=.*should be the name of a branch"):
             settings_of(mini(*own, f"{key}='{bad}'"))
 

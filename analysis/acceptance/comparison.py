@@ -1,9 +1,9 @@
-"""A drafter's logits beside its target's, in NumPy: for logits that are at hand as arrays.
+"""Compare a drafter's logits with its target's, in NumPy: KL and ranks.
 
-Stage drafts compares where the models run, with torch (`pipeline.models.logit_comparison`). A test
-holds the two equal. Ties go against the drafter: of several most probable draft tokens the drafted
-one is that of worst target rank, and a token that q gives the probability of the target's argmax
-ranks before it.
+Stage drafts does the same in torch, on the models' device (`pipeline.models.logit_comparison`). A
+test checks that both agree. Ties count against the drafter: of several most probable draft tokens
+the one of worst target rank is drafted, and tokens that are as probable under q as the target's
+argmax rank before it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..topk import LOGITS_AT_ONCE, Floats, as_rows
 
 
 class Compared(NamedTuple):
-    """A drafter at N steps, (N,) each; ranks are of raw logits, from 1."""
+    """KL and ranks of a drafter at N steps, (N,) each. Ranks are of raw logits, from 1."""
 
     kl: Floats  # KL(p || q), nats; +inf where q lacks a token of p
     draft_rank: NDArray[np.int32]  # target rank of the drafter's argmax
-    draft_log_prob: Floats  # its target log-probability
+    draft_log_prob: Floats  # target log-probability of the drafter's argmax
     argmax_rank: NDArray[np.int32]  # rank of the target's argmax under the drafter
 
 
 def logit_rows(name: str, logits: Any) -> NDArray[Any]:
-    """Return raw logits (N, V); ValueError names them if a row is not one of logits."""
+    """Return raw logits (N, V); ValueError if a row has NaN or +inf, or masks every token."""
     rows = as_rows(name, logits)
-    largest = rows.max(axis=1)  # of a row with a NaN it is NaN
+    largest = rows.max(axis=1)  # NaN if the row has a NaN
     wrong = np.flatnonzero(~np.isfinite(largest))
     if len(wrong):
         raise ValueError(
@@ -63,9 +63,9 @@ def _compare_rows(target: NDArray[Any], draft: NDArray[Any], temperature: float)
 
 
 def _drafted(target: NDArray[Any], draft: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the drafter's argmax (N,), of tied ones that of worst target rank."""
+    """Return (N,) the drafter's argmax; of tied tokens that of worst target rank."""
     tied = draft == draft.max(axis=1, keepdims=True)
-    lowest = np.where(tied, target, np.inf)[:, ::-1].argmin(axis=1)  # of equal ones the last id
+    lowest = np.where(tied, target, np.inf)[:, ::-1].argmin(axis=1)  # of ties the last id
     return np.asarray(target.shape[1] - 1 - lowest)
 
 
@@ -77,14 +77,18 @@ def _log_softmax(logits: NDArray[Any], temperature: float) -> Floats:
 
 
 def _kl(log_p: Floats, log_q: Floats) -> Floats:
-    """Return the sum of p (d + e^-d - 1), d = log(p/q): no term is negative, p = q gives 0."""
+    """Return KL(p || q) as the sum of p (d + e^-d - 1), d = log(p/q).
+
+    The terms add up to KL plus sum q - sum p = 0. None is negative, and p = q gives exactly 0.
+    """
     p, q = np.exp(log_p), np.exp(log_q)
     with np.errstate(invalid="ignore", over="ignore"):
         d = log_p - log_q
-        apart = np.where(np.abs(d) < 1, p * np.expm1(-d), q - p)
-        terms = p * d + apart
-    lacking = np.where(log_q == -np.inf, np.inf, terms)
-    return np.asarray(np.maximum(np.where(p == 0, q, lacking).sum(axis=1), 0.0))
+        q_minus_p = np.where(np.abs(d) < 1, p * np.expm1(-d), q - p)
+        terms = p * d + q_minus_p
+    terms = np.where(log_q == -np.inf, np.inf, terms)
+    terms = np.where(p == 0, q, terms)
+    return np.asarray(np.maximum(terms.sum(axis=1), 0.0))
 
 
 def _count(flags: NDArray[np.bool_]) -> NDArray[np.int32]:

@@ -23,7 +23,9 @@ from .judgement import Judgement, Steps, judge, slacks
 from .typical import usual_statistics
 
 Row = dict[str, Any]
-SourceCounts = Mapping[str, tuple[Integers, Integers]]  # (P,) what is counted, and among how many
+SourceCounts = Mapping[
+    str, tuple[Integers, Integers]
+]  # by statistic the (P,) numerators and denominators
 SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
 SPECULATIVE = "speculative sampling"
 RACES = "exponential races"
@@ -39,8 +41,9 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         certified among accepted. probability_given_up: target probability given up by emitted
         drafts, mean over all steps. slack_median: median of R - KL, nats. measured_per_call,
         certified_per_call: tokens per call for drafts of unlimited length, with `cut`, the share of
-        calls that a trajectory's end cuts; for a head by depth, and certified if so at this and all
-        smaller depths. All other statistics refer to depth 1.
+        calls that a trajectory's end cuts. For a head these use the depth of each drafted token; a
+        step counts as certified at a depth if it is at all depths up to it. All other statistics
+        refer to depth 1.
     """
     accepted = judgement.accepted
     certified = judgement.certified
@@ -67,9 +70,9 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 
 
 def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
-    """Return the `rule_statistics` of rules on one drafter: a row a rule, a column a statistic.
+    """Return a table of `rule_statistics`: a row for each rule, a column for each statistic.
 
-    Before them `usual_drafter`, what the model of `typical` predicts at the KLs of the steps.
+    The first statistic is `usual_drafter`, what the model of `typical` predicts at these KLs.
     """
     if not len(steps):
         raise ValueError("there are no steps")
@@ -87,7 +90,7 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
 
 
 def source_counts(judgement: Judgement, trajectories: Trajectories) -> SourceCounts:
-    """Return what `source_statistics` counts of a rule, of each prompt."""
+    """Return the numerators and denominators of `source_statistics` for one rule, by prompt."""
     steps = np.bincount(trajectories.answer_index)
     calls = count_calls(judgement.accepted_by_depth, trajectories, None)
     return {
@@ -100,11 +103,11 @@ def source_counts(judgement: Judgement, trajectories: Trajectories) -> SourceCou
 def source_statistics(
     by_rule: Mapping[str, SourceCounts], sources: Sequence[str], statistics: Resampling
 ) -> list[Row]:
-    """Return what each rule accepts of the prompts of each source.
+    """Return the acceptance of each rule over the prompts of each source.
 
-    `by_rule` has the `source_counts` by the label of the rule, `sources` (P,) are those of the
-    prompts. Rows have rule, source, the number of its prompts, and the statistics acceptance,
-    certified and measured_per_call of `rule_statistics`, over these prompts alone.
+    `by_rule` has the `source_counts` by the label of the rule, `sources` (P,) is the source of each
+    prompt. Rows have rule, source, the number of its prompts, and the statistics acceptance,
+    certified and measured_per_call of `rule_statistics` over these prompts alone.
     """
     rows = []
     for source in sorted(set(sources)):
@@ -121,9 +124,10 @@ def source_statistics(
 def margins(
     slack: Floats, accepted: NDArray[np.bool_], predicted: Mapping[str, Floats] | None = None
 ) -> pd.DataFrame:
-    """Return the steps, and the accepted ones, by bins (low, high] of the (N,) slacks, R - KL.
+    """Count steps, and accepted steps, in bins (low, high] of the slack R - KL, (N,).
 
-    `predicted` has more shares of the steps by name, (N,) each; their columns are sums, too.
+    `predicted` has acceptance probabilities of the steps by name, (N,) each; they are summed in the
+    same bins.
     """
     place = np.digitize(slack, SLACK_EDGES[1:-1], right=True)
     size = len(SLACK_EDGES) - 1
@@ -147,9 +151,9 @@ def stochastic_statistics(
 ) -> list[Row]:
     """Return the expected acceptance of a drafted token by stochastic verification.
 
-    (N,) each, at the temperature at which the text was sampled: the total variation `tv`
-    (speculative sampling accepts with probability 1 - tv), and of exponential `races` (the
-    Gumbel-max trick) the first draft's acceptance and its lower bound, the `harmonic` mean.
+    All arguments are (N,), at the temperature at which the text was sampled. `tv` is the total
+    variation; speculative sampling accepts with probability 1 - tv. `races` is the acceptance of
+    the first draft by exponential races (the Gumbel-max trick), and `harmonic` its lower bound.
     """
     schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
     return [
@@ -159,9 +163,9 @@ def stochastic_statistics(
 
 
 def depth_statistics(depth: int, steps: Steps, bootstrap: PromptBootstrap) -> list[Row]:
-    """Return the statistics of a drafter at one depth d, behind d - 1 drafted tokens.
+    """Return the statistics of a drafter alone at one depth d, after d - 1 drafted tokens.
 
-    With an empty rule kl_median (nats) and finite (share of steps with a finite KL).
+    With an empty rule they are kl_median (nats) and finite (the share of steps with a finite KL).
     """
     drafter = {"rule": "", "depth": depth}
     return [
@@ -182,7 +186,7 @@ def depth_shares(depth: int, judgement: Judgement, bootstrap: PromptBootstrap) -
 def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> Row:
     """Return the share of steps with a finite KL, with an empty rule and depth 0.
 
-    A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
+    KL(p || q) is infinite where the target can emit a token that the drafter lacks.
     """
     finite = bootstrap.ratio_interval(np.isfinite(steps.kl))
     return {"rule": "", "depth": 0} | _row("finite", finite)

@@ -26,23 +26,23 @@ FAMILIES = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")
 
 
 def certified_by_greedy(target: Target, eps: float) -> Flags | None:
-    """Return the (N,) steps that strict greedy certifies at eps; None if it is not in the study."""
+    """Return (N,) whether strict greedy certifies a step at eps; None if the study lacks it."""
     ends = target.certificates.get(StrictGreedy())
     return None if ends is None else ends[0] > eps
 
 
 def guaranteed_per_call(certified: Flags, target: Target, draft_length: int | None = None) -> float:
-    """Return the least tokens per call that certified steps guarantee; NaN without a call."""
+    """Return the tokens per call that certified steps guarantee at least; NaN without a call."""
     counts = count_calls(certified, target.trajectories, draft_length)
     calls = counts.calls.sum()
     return float(counts.tokens.sum() / calls) if calls else math.nan
 
 
 def expected_per_call(accepted: Floats, trajectories: Trajectories) -> float:
-    """Return the expected tokens per call if each step is accepted by itself; NaN without a call.
+    """Return the tokens per call if steps are accepted independently; NaN without a call.
 
-    Drafts have any length. `accepted` (N,) are probabilities; of zeros and ones the result is that
-    of `guaranteed_per_call`. It is the ratio of the expected sums.
+    It is the number of tokens over the expected number of calls, for drafts of unlimited length.
+    `accepted` (N,) are probabilities; zeros and ones give the result of `guaranteed_per_call`.
     """
     tested = np.ones(len(accepted), dtype=bool)
     tested[trajectories.starts] = False  # prefill emits the first token
@@ -55,10 +55,10 @@ def expected_per_call(accepted: Floats, trajectories: Trajectories) -> float:
 def usual_acceptance(
     target: Target, kl: float | Floats, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, Floats]]:
-    """Yield each law of the directions with the (N, R) shares that a usual drafter has accepted.
+    """Yield the predicted acceptance of a usual drafter, (N, R), for each law of its directions.
 
-    It is a model (`analysis.acceptance.typical`). `kl` is that of all steps, or (N,) of each, in
-    nats. Without rules or stored distributions nothing is yielded.
+    The prediction is a model (`analysis.acceptance.typical`). `kl` is a number, or (N,) one for
+    each step, in nats. Nothing is yielded without rules or if no distributions are stored.
     """
     if target.dist is None or not rules:
         return
@@ -67,7 +67,7 @@ def usual_acceptance(
 
 
 def greedy_guarantees(target: Target, eps: float) -> dict[str, float]:
-    """Return what strict greedy guarantees at eps; nothing if it is not in the study.
+    """Return what strict greedy guarantees at eps; empty if it is not in the study.
 
     Returns:
         `certified`, the share of steps; `per_call`, the least tokens per call; with a drafter
@@ -93,7 +93,7 @@ class StrictestSetting(NamedTuple):
     # whether the setting is the smallest value that certifies the share; else it is the largest
     is_least: bool
     estimate: Estimate  # of the value; NaN where it, or an end of its interval, is beyond the range
-    any_setting: bool  # whether the strict end of the range is enough, in resamples too
+    any_setting: bool  # whether the setting and the ends of its interval are the strict end
     rule: Rule | None  # at the setting; None if even the relaxed end is not enough
 
 

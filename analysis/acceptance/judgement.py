@@ -1,14 +1,15 @@
-"""A rule's judgement of a drafter's steps: accepted and certified.
+"""The steps of a drafter, and which of them a rule accepts and its certificate guarantees.
 
 At a step, a rule *accepts* the drafter's most probable token (a tree: the target's argmax is among
 the drafter's top m). The step is *certified* if KL(p||q) is below the rule's certificate R.
-Certified implies accepted (Theorems 4.4, 5.1). The converse need not hold; the share of accepted
-steps that are certified is the coverage.
+Certified implies accepted (Theorems 4.4, 5.1), but not conversely. The *coverage* is the share of
+accepted steps that are certified.
 
-A head with a reduced vocabulary has KL(p||q) = inf. It is certified through a q' over all tokens
-that keeps the head's logits, at the steps where both draft the same token: there, an accepted q'
-token is also the head's. For trees the head must have the target's argmax as well: without the
-tokens that it lacks, the argmax ranks no lower under q than under q'.
+A head with a reduced vocabulary has KL(p||q) = inf. It is certified through an extension q' of q,
+which keeps the head's logits and gives the tokens that the head lacks a probability, too. Where q
+and q' draft the same token, a certificate for q' also holds for the head. For trees the head must
+have the target's argmax as well: q' has more tokens, so the argmax ranks no lower under q than
+under q'.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed in a computed certificate
-# Allowance for rounding, relative to p/q: log-probabilities down to -40 carry an absolute error
-# of a few 1e-15 from the subtraction of logsumexp; 1e-13 also covers exp and the long sums.
+# Relative error allowed in p/q: log-probabilities down to -40 have an absolute error of a few 1e-15
+# from the subtraction of logsumexp; 1e-13 also covers exp and the long sums.
 RATIO_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A drafter and its target at the N steps of A answers, in order."""
+    """What a drafter drafts at the N steps of a target's answers, in order."""
 
-    target: Distributions  # its own
+    target: Distributions  # the target's distributions
     position: NDArray[np.int32]  # (N,) 0-based, within each trajectory
-    # (N,) KL(p||q) over the full vocabulary, nats; of a head with a reduced vocabulary KL(p||q') at
-    # depth 1, inf where q' drafts another token or the head lacks the target's argmax, and inf at
-    # deeper depths
+    # (N,) KL(p||q) over the full vocabulary, nats. Of a head with a reduced vocabulary: at depth 1
+    # KL(p||q'), but inf where q' drafts another token or the head lacks the target's argmax; inf at
+    # larger depths
     kl: Floats
     # (N,) target rank of the drafted token, the drafter's argmax, from 1
     draft_rank: NDArray[np.int32]
@@ -72,15 +73,16 @@ class Steps:
         Args:
             target_logits: (N, V), raw, NumPy or PyTorch on any device, of any floating type; -inf
                 is a masked token.
-            draft_logits: (N, V), likewise; KL is +inf where they mask a token of the target.
-            prompts: (N,), the label of each step's prompt, of any kind. The steps of a prompt
-                stand together, in order. None: all are of one.
-            k: tokens of the target that are stored a step, all by default. 256 are enough for
-                nearly every rule, and take less memory.
-            temperature: of the distributions, above 0.
+            draft_logits: (N, V), of the same kinds. KL is +inf where they mask a token that the
+                target can emit.
+            prompts: (N,), a label of each step's prompt, of any hashable type. The steps of a
+                prompt stand together, in order. None: all steps are of one prompt.
+            k: number of target tokens stored per step, all by default. 256 are enough for nearly
+                every rule, and take less memory.
+            temperature: of both distributions, above 0.
 
         Raises:
-            ValueError: names the argument that is wrong, and says what is allowed.
+            ValueError: an argument is not allowed; the message names it and says what is.
 
         >>> steps = Steps.from_logits([[2.0, 1.0, 0.0]], [[1.0, 1.5, 0.0]])
         >>> steps.draft_rank.tolist(), steps.argmax_rank.tolist(), steps.kl.round(4).tolist()
@@ -99,13 +101,13 @@ class Steps:
         return cls(dist, position.astype(np.int32), *compare_logits(target, draft, temperature))
 
     def table(self, rules: Any) -> pd.DataFrame:
-        """Return a row a rule: acceptance, certified, coverage, tokens per call, and others.
+        """Return a row for each rule: acceptance, certified, coverage, tokens per call, and others.
 
-        The columns are `usual_drafter`, the share that a usual drafter at the KLs of these steps is
-        predicted to have accepted (`analysis.acceptance.typical`, a model), and the measured
-        statistics of `analysis.acceptance.drafter.rule_statistics`; with
-        several prompts also their 95 % intervals, acceptance_ci_low, acceptance_ci_high, ... Rules
-        are given as to `certify`.
+        The columns are the measured statistics of `analysis.acceptance.drafter.rule_statistics`,
+        and `usual_drafter`, the share of steps that a usual drafter at the KLs of these steps would
+        have accepted according to a model (`analysis.acceptance.typical`). With several prompts
+        there are also 95 % intervals: acceptance_ci_low, acceptance_ci_high, ... Rules are given as
+        to `certify`.
         """
         from .drafter import statistics_table
 
@@ -117,12 +119,12 @@ class Steps:
     def drafted(
         self, part: NDArray[np.intp]
     ) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
-        """Return what `Rule.accepts` takes of a selection of the steps."""
+        """Return the ranks and log-probabilities that `Rule.accepts` takes, of selected steps."""
         return self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part]
 
     @property
     def by_depth(self) -> list[Steps]:
-        """The steps by depth: these, of depth 1, and the measured deeper ones."""
+        """The steps at each depth that was measured, from depth 1."""
         return [self, *self.deeper]
 
     @cached_property
@@ -138,25 +140,26 @@ class Steps:
 
 
 def slacks(certificate: Floats, kl: Floats) -> Floats:
-    """Return (N,) certificates minus the KL; +inf where nothing is rejected, at any KL."""
-    endless = np.isinf(certificate)
-    return np.where(endless, np.inf, np.where(endless, 0.0, certificate) - kl)
+    """Return (N,) certificates minus the KL; +inf where nothing is rejected, even if KL is inf."""
+    rejects_nothing = np.isinf(certificate)
+    finite = np.where(rejects_nothing, 0.0, certificate)
+    return np.where(rejects_nothing, np.inf, finite - kl)
 
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A rule applied to every step."""
+    """Which steps of a drafter a rule accepts, and which it certifies."""
 
-    rule: Rule  # the rule
+    rule: Rule
     lower: Floats  # (N,) lower ends of the certificates, nats; +inf where nothing is rejected
     upper: Floats  # (N,) upper ends; equal to `lower` where exact
     accepted: Flags  # (N,) whether the draft is accepted
-    certified: Flags  # (N,) whether its KL is below `lower` by more than the rounding of both
-    deeper: Sequence[Judgement] = ()  # the same at the deeper depths of the steps
+    certified: Flags  # (N,) whether KL is below `lower` by more than rounding errors
+    deeper: Sequence[Judgement] = ()  # the same at the depths `Steps.deeper`
 
     @property
     def by_depth(self) -> list[Judgement]:
-        """The judgements by depth: this one, of depth 1, and the deeper ones."""
+        """The judgements at each depth, from depth 1."""
         return [self, *self.deeper]
 
     @property
@@ -166,24 +169,25 @@ class Judgement:
 
     @property
     def certified_by_depth(self) -> Flags:
-        """(D, N) whether a step is certified at depths 1 to d.
+        """(D, N) whether a step is certified at all depths from 1 to d.
 
-        Counting only these steps as accepted gives no fewer calls than there are: at a later depth
-        no more steps count, so a call that begins later ends no earlier.
+        If only these steps count as accepted, the number of calls is an upper bound: a step that
+        counts at some depth counts at all smaller ones, so a call that begins later ends no
+        earlier.
         """
         return np.logical_and.accumulate([judgement.certified for judgement in self.by_depth])
 
     @property
     def violations(self) -> NDArray[np.intp]:
-        """Steps that are certified yet rejected; there are none, or there is a bug."""
+        """Indices of steps that are certified yet rejected: if there are any, there is a bug."""
         return np.flatnonzero(self.certified & ~self.accepted)
 
 
 def rounding(kl: Floats) -> Floats:
-    """Return a bound on the rounding error of a computed KL (N,), given its logits.
+    """Return (N,) a bound on the rounding error of a computed KL; the logits count as exact.
 
-    A relative error e of every ratio p/q changes it by at most e * sum p |log(p/q)|, which is at
-    most e (KL + sqrt(2 KL)) (Pinsker).
+    A relative error e of every ratio p/q changes KL by at most e * sum p |log(p/q)|, which is at
+    most e (KL + sqrt(2 KL)) by Pinsker's inequality.
     """
     return RATIO_ROUNDING * (kl + np.sqrt(2 * kl))
 
@@ -193,9 +197,9 @@ def judge(steps: Steps, rules: str | Rule | Sequence[str | Rule]) -> list[Judgem
 
     Rules are given as to `certify`.
 
-    KL = R does not guarantee acceptance, and both have rounding errors: a step counts as certified
-    if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding error. A step where
-    nothing is rejected is certified, even with an infinite KL.
+    KL = R does not guarantee acceptance, and both have rounding errors. So a step counts as
+    certified only if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding
+    error. A step where nothing is rejected is certified, even with an infinite KL.
     """
     depths = steps.by_depth
     size = len(steps)
@@ -206,18 +210,19 @@ def judge(steps: Steps, rules: str | Rule | Sequence[str | Rule]) -> list[Judgem
         certificates = certify(dist, rules)
         lower[:, part] = certificates.lower.T
         upper[:, part] = certificates.upper.T
-        for place, rule in enumerate(rules):
-            count = certificates.accepted_count[:, place]
+        for index, rule in enumerate(rules):
+            count = certificates.accepted_count[:, index]
             for depth, at_depth in enumerate(depths):
-                passed = rule.accepts(dist, *at_depth.drafted(part), count)
-                accepted[place, depth, part] = passed
-    far = np.stack([at_depth.kl + rounding(at_depth.kl) for at_depth in depths])
+                drafted = at_depth.drafted(part)
+                accepted[index, depth, part] = rule.accepts(dist, *drafted, count)
+    kl_upper = np.stack([at_depth.kl + rounding(at_depth.kl) for at_depth in depths])
     judgements = []
-    for rule, low, high, passed in zip(rules, lower, upper, accepted, strict=True):
-        certified = np.isinf(low) | (far < (1 - CERTIFICATE_ROUNDING) * low)
-        first, *deeper = (
-            Judgement(rule, low, high, accepted_there, certified_there)
-            for accepted_there, certified_there in zip(passed, certified, strict=True)
-        )
-        judgements.append(replace(first, deeper=deeper))
+    for index, rule in enumerate(rules):
+        low = lower[index]
+        certified = np.isinf(low) | (kl_upper < (1 - CERTIFICATE_ROUNDING) * low)
+        by_depth = [
+            Judgement(rule, low, upper[index], accepted[index, depth], certified[depth])
+            for depth in range(len(depths))
+        ]
+        judgements.append(replace(by_depth[0], deeper=by_depth[1:]))
     return judgements

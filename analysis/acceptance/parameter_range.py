@@ -1,4 +1,4 @@
-"""The range of a rule's parameter, from the strict to the relaxed end."""
+"""The range of a rule's parameter that is searched, from its strict to its relaxed end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..rule_config import rule_class
 from ..topk import TopK
 from ..validation import checked
 
-RESOLUTION = 1e-4  # of a continuous parameter
-TRIED = 64  # random steps, and tokens of each, on which the ends of a range are compared
+RESOLUTION = 1e-4  # distance between the settings of a continuous parameter
+TRIED = 64  # random steps, with as many tokens, on which the ends of a range are compared
 
 
 @dataclass(frozen=True)
 class ParameterRange:
-    """A rule at two values of one parameter, strict and relaxed: what `solve` searches."""
+    """A rule at the strict and the relaxed end of one parameter: `solve` searches between them."""
 
     parameter: str
     rules: tuple[Rule, Rule]
@@ -41,13 +41,14 @@ class ParameterRange:
 
 
 def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
-    """Return the `search_range` of a rule's class; its other parameters may be given.
+    """Return the range to search of the rule in `mapping`, which may fix other parameters.
 
-    Without one, the first parameter that is not given, and whose field has a lower and an upper
-    bound, is searched between them. Which end is strict is tried on random steps.
+    The range is the `search_range` of the rule's class. Without one, it is the range between the
+    bounds of the first parameter that `mapping` does not fix and whose field has a lower and an
+    upper bound. Which end is the strict one is tried on random steps.
 
     Raises:
-        ValueError: the rule has no range, or as of `build`.
+        ValueError: the rule has no range, or `build` refuses the mapping.
 
     >>> [rule.label for rule in build_range({"rule": "topm_additive", "m": 4}).rules]
     ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
@@ -63,7 +64,7 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
 
 
 def _range_of_bounds(kind: type[Rule], values: Mapping[str, Any]) -> ParameterRange:
-    """Return the range that the bounds of a field give, from its strict to its relaxed end."""
+    """Return the range between the bounds of a field, from its strict to its relaxed end."""
     bounded = {name: ends for name in _names(kind) if (ends := _bounds(kind, name)) is not None}
     parameter = next((name for name in bounded if name not in values), None)
     if parameter is None:

@@ -1,14 +1,17 @@
 """The strictest setting of a rule that reaches a goal, with its interval over prompts.
 
-A more relaxed rule certifies, and accepts, a superset of the steps. So each step has a first
-setting at which it passes, and trying a setting tells whether that one lies below or above it. The
-share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
-parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
-halving, and each setting is tried at those steps only that are still open. Several searches read
-the steps together: those that lie in a file are read a few times, and never held. Settings are
-`RESOLUTION` apart, or 1 for an integer. The limits of the interval are quantiles of the settings
-that the resamples need (`PromptBootstrap.tail`): a resample needs at most a setting iff it reaches
-the goal there. A single prompt gives no interval.
+A more relaxed setting certifies, and accepts, a superset of the steps. So the share of steps that
+pass, and the tokens per call (for a head nearly: see `count_calls`), grow from the strict to the
+relaxed end, in the sample and in every resample of its prompts. The strictest setting that reaches
+the goal is therefore found by bisection. Each step has a first setting at which it passes; a trial
+narrows this down, and evaluates only the steps for which its outcome is still open.
+
+Several searches share their passes over the steps. Steps in a file are read a few times, and never
+held in memory. Settings are `RESOLUTION` apart, or 1 for an integer parameter.
+
+The ends of the interval are quantiles of the settings that the resamples need
+(`PromptBootstrap.tail`): a resample needs at most a setting iff it reaches the goal there. A single
+prompt gives no interval.
 """
 
 from __future__ import annotations
@@ -30,17 +33,17 @@ from ..topk import Distributions, TopK
 from .judgement import Steps
 from .parameter_range import RESOLUTION, ParameterRange
 
-ROUNDING = 1e-9  # by which a sum may miss the goal
-Trial = tuple[Rule, Flags]  # a setting, and the (D, N) steps to try it at, by depth
+ROUNDING = 1e-9  # by how much a result may fall short of the goal
+Trial = tuple[Rule, Flags]  # a setting, and the (D, N) steps to evaluate it at, by depth
 Result = TypeVar("Result")
-Asking = Generator[Trial, Flags, Result]  # it yields trials, and is sent the steps that pass
+Trials = Generator[Trial, Flags, Result]  # yields trials, and is sent which of their steps pass
 # (D, n): which of n steps pass under a rule, given their distributions and indices
 Passing = Callable[[Rule, TopK, Integers], Flags]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a search: a share of the steps, or tokens per call."""
+    """The goal of a search: a share of steps that pass, or tokens per call."""
 
     wanted: float  # the share, in (0, 1], or the tokens per verification call, at least 1
     calls: bool = False  # whether it is tokens per call
@@ -116,7 +119,7 @@ def solve_all(
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
 ) -> list[list[Solution]]:
-    """Return what `solve` does of several rules, by rule; they read the steps together."""
+    """Return the solutions of `solve` for several rules, which share passes over the steps."""
 
     def certified(rule: Rule, part: TopK, _: Integers) -> Flags:
         lower = certify(part, [rule]).lower.T
@@ -141,9 +144,9 @@ def solve_accepted(
 
 
 def _solutions(
-    searches: Sequence[Asking[list[Solution]]], dist: Distributions, passing: Passing
+    searches: Sequence[Trials[list[Solution]]], dist: Distributions, passing: Passing
 ) -> list[list[Solution]]:
-    """Run searches side by side: what they try next is tried in one pass over the steps."""
+    """Run searches side by side: each pass over the steps evaluates a trial of every search."""
     solutions: dict[int, list[Solution]] = {}
     replies: Mapping[int, Flags | None] = dict.fromkeys(range(len(searches)))
     while replies:
@@ -153,12 +156,14 @@ def _solutions(
                 trials[place] = searches[place].send(reply)  # type: ignore[arg-type]
             except StopIteration as end:
                 solutions[place] = end.value
-        replies = _tried(trials, dist, passing)
+        replies = _run_trials(trials, dist, passing)
     return [solutions[place] for place in range(len(searches))]
 
 
-def _tried(trials: Mapping[int, Trial], dist: Distributions, passing: Passing) -> dict[int, Flags]:
-    """Return which steps pass, of each trial."""
+def _run_trials(
+    trials: Mapping[int, Trial], dist: Distributions, passing: Passing
+) -> dict[int, Flags]:
+    """Return which steps pass in each trial."""
     passed = {place: np.zeros_like(steps) for place, (_, steps) in trials.items()}
     wanted = np.zeros(len(dist), dtype=bool)
     for _, steps in trials.values():
@@ -176,12 +181,12 @@ class _Reached(NamedTuple):
     """What a setting reaches of a goal."""
 
     ratio: float  # share, or tokens per call; NaN without a call
-    enough: bool  # for the goal
-    resamples: int  # in which it is enough
+    enough: bool  # whether the ratio reaches the goal
+    resamples: int  # number of resamples whose ratio does
 
 
 class _Search:
-    """A search for the strictest settings of one rule. It asks which steps pass under a setting."""
+    """A search for the strictest settings of one rule, as a generator of trials."""
 
     def __init__(
         self,
@@ -190,18 +195,18 @@ class _Search:
         bootstrap: PromptBootstrap,
         trajectories: Trajectories,
     ) -> None:
-        """Know nothing of the steps yet."""
+        """Begin with every setting possible for every step."""
         self._searched = searched
         self._setting, self._last = _settings(searched)
         self._bootstrap = bootstrap
         self._trajectories = trajectories
-        # the first setting at which a step passes, last + 1 for none, lies between these
+        # bounds on the first setting at which each step passes; last + 1 if it never does
         shape = depths, len(trajectories.answer_index)
-        self._least = np.zeros(shape, dtype=np.min_scalar_type(self._last + 1))
-        self._most = np.full_like(self._least, self._last + 1)
+        self._lower = np.zeros(shape, dtype=np.min_scalar_type(self._last + 1))
+        self._upper = np.full_like(self._lower, self._last + 1)
         self._known: dict[tuple[Goal, int], _Reached] = {}
 
-    def solutions(self, goals: Sequence[Goal]) -> Asking[list[Solution]]:
+    def solutions(self, goals: Sequence[Goal]) -> Trials[list[Solution]]:
         """Solve for each goal."""
         found = []
         for goal in goals:
@@ -209,7 +214,7 @@ class _Search:
             found.append(solution)
         return found
 
-    def _solution(self, goal: Goal) -> Asking[Solution]:
+    def _solution(self, goal: Goal) -> Trials[Solution]:
         reached = yield from self._reached(goal, self._last)
         if math.isnan(reached.ratio):
             return Solution(None, math.nan, math.nan, math.nan, math.nan)
@@ -228,7 +233,7 @@ class _Search:
             any_setting=found == 0 and ends == (0, 0),
         )
 
-    def _ends(self, goal: Goal) -> Asking[tuple[int | None, int | None]]:
+    def _ends(self, goal: Goal) -> Trials[tuple[int | None, int | None]]:
         """Return the settings at both ends of the interval; None where there is none."""
         tail = self._bootstrap.tail
         if math.isnan(tail):  # a single prompt
@@ -239,8 +244,8 @@ class _Search:
         relaxed = yield from self._strictest(goal, draws - cut + 1)
         return strict, relaxed
 
-    def _strictest(self, goal: Goal, resamples: int | None) -> Asking[int | None]:
-        """Return the first setting that is enough: in the sample, or in so many resamples."""
+    def _strictest(self, goal: Goal, resamples: int | None) -> Trials[int | None]:
+        """Return the first setting that reaches the goal in the sample, or in so many resamples."""
         low = 0
         high = at = self._last
         found = None
@@ -256,15 +261,15 @@ class _Search:
             at = (low + high) // 2
         return found
 
-    def _reached(self, goal: Goal, at: int) -> Asking[_Reached]:
+    def _reached(self, goal: Goal, at: int) -> Trials[_Reached]:
         if (goal, at) in self._known:
             return self._known[goal, at]
-        steps = (self._least <= at) & (at < self._most)
+        steps = (self._lower <= at) & (at < self._upper)
         if steps.any():
             passes = yield self._setting(at), steps
-            self._most[steps & passes] = at
-            self._least[steps & ~passes] = at + 1
-        above, below = goal.sums(self._most <= at, self._trajectories)
+            self._upper[steps & passes] = at
+            self._lower[steps & ~passes] = at + 1
+        above, below = goal.sums(self._upper <= at, self._trajectories)
         needed = goal.wanted - ROUNDING
         with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
             ratio = float(np.divide(above.sum(), below.sum()))

@@ -20,22 +20,22 @@ class Target:
     """The N steps of a target in P answers."""
 
     label: str  # printed name of the target
-    # by rule of the study the (N,) lower and upper ends in nats; +inf where nothing can be rejected
+    # (N,) lower and upper ends of certificates by rule, nats; +inf where nothing can be rejected
     certificates: Mapping[Rule, tuple[Floats, Floats]]
     bootstrap: PromptBootstrap  # over the prompts of the steps
     tokens: NDArray[np.int32]  # (N,) id of the token emitted
     prompt_texts: Sequence[str]  # (A,) the prompt of each answer
-    dist: Distributions | None = None  # of the steps
-    # by k the (N,) probability of the k most probable tokens
+    dist: Distributions | None = None  # of the steps, if they are stored
+    # (N,) total probability of the k most probable tokens, by k
     top: Mapping[int, Floats] = field(default_factory=dict)
     logit_gap: Floats = field(default_factory=lambda: np.zeros(0))  # (N,) log p0 - log p1
-    # by rule label the number of steps at which the rule's test is undefined
+    # number of steps at which a rule's test is undefined, by rule label
     undefined: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[int, str] = field(default_factory=dict)  # text of tokens, by id
-    # (N,) KL(p||q); of a head with a reduced vocabulary that of its completed q'; None without a
+    # (N,) KL(p||q); for a head with a reduced vocabulary KL(p||q'), see `Steps`; None without a
     # drafter
     kl: Floats | None = None
-    # by rule label the drafter's steps, as stage acceptance judged them
+    # what each rule accepts and certifies of the drafter, by rule label
     judged: Mapping[str, Judgement] = field(default_factory=dict)
 
     @property

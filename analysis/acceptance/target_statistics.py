@@ -43,14 +43,14 @@ def certificate_statistics(target: Target) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for rule, (lower, upper) in target.certificates.items():
-        of_rule = {
+        shares = {
             "empty": float(np.mean(np.isinf(lower))),
             "inexact": float(np.mean(lower < upper)),
             "undefined": target.undefined.get(rule.label, math.nan),
             "steps": len(lower),
         }
         summary = _summary_rows(target, {"rule": rule.label}, lower, rule.ceiling)
-        rows += [row | of_rule for row in summary]
+        rows += [row | shares for row in summary]
     return pd.DataFrame(rows)
 
 
@@ -77,7 +77,7 @@ def _summary_rows(target: Target, key: Row, values: Floats, ceiling: float) -> I
 
 
 def part_statistics(target: Target) -> pd.DataFrame:
-    """Return statistics of the parts of a target's steps, for the `representative_rules`.
+    """Return statistics of each part of a target's steps, for the `representative_rules`.
 
     Returns:
         One row for each part, rule and statistic: target, by, part, rule, statistic, value, ci_low,
@@ -121,9 +121,9 @@ def _part_estimates(target: Target, rule: Rule, steps: Flags) -> dict[tuple[str,
 
 
 def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
-    """Yield the parts of a target's N steps: by what, name, and (N,) whether a step is in it.
+    """Yield groups of a target's N steps: the grouping, the group, (N,) whether a step is in it.
 
-    They are bins of the gap log p0 - log p1, and the two halves of the answers.
+    Steps are grouped by the gap log p0 - log p1, and by the half of the answer that they are in.
     """
     gap_bin = np.digitize(target.logit_gap, GAP_EDGES)
     edges = [f"{edge:g}" for edge in (0, *GAP_EDGES)]
@@ -138,9 +138,9 @@ def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
 
 
 def representative_rules(rules: Sequence[Rule]) -> list[Rule]:
-    """Return the user's own rules and those of `REPRESENTATIVE` among `rules`.
+    """Return the user's own rules, and the `REPRESENTATIVE` ones among `rules`.
 
-    At most as many as `REPRESENTATIVE` has; without any of them the first of `rules`.
+    If there are neither, return the first of `rules`; never more than `REPRESENTATIVE` has.
     """
     own = [rule for rule in rules if rule.is_custom]
     known = [rule for rule in REPRESENTATIVE if rule in rules]

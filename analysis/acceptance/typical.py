@@ -1,4 +1,4 @@
-"""The usual drafter: how often a draft is accepted if the drafter is off in a random direction.
+"""The usual drafter: how often drafts are accepted if the drafter errs in a random direction.
 
 A certificate is about the worst drafter at a KL. Here q_s is proportional to p exp(s xi), with one
 independent xi of mean 0 and variance 1 for each token, and s such that KL(p || q_s) = eps. The
@@ -62,14 +62,14 @@ def typical_acceptance(
 
     The directions of a step depend on the seed and its number alone, so the share falls in `kl`,
     and rises from a rule to a more relaxed one. It has the standard error sqrt(A (1 - A) / draws).
-    Of rounded log-probabilities the given ones are taken.
+    Rounded log-probabilities are used as they are given.
 
     Args:
         dist: N steps of the target.
         rule: a rule, given as to `certify`, or a list of R.
-        kl: KL(p || q) of the drafter in nats, (N,) or one number. Give the KL of each step: the
-            mean in their place says too little. At +inf the share is 0, unless nothing is rejected;
-            at 0 a tie with x0 counts as rejected.
+        kl: KL(p || q) of the drafter in nats, (N,) or one number. Give the KL of each step: their
+            mean in its place gives too small a share. At +inf the share is 0, unless nothing is
+            rejected; at 0 a tie with x0 counts as rejected.
         draws: random directions a step.
         seed: of the directions.
         law: of the directions: "normal"; heavier "laplace" and lighter "uniform" tails tell how
@@ -199,7 +199,7 @@ def divergence_at(logs: Floats, log_tail: float, xi: Floats, s: float, mean: flo
 def led_within(
     logs: Floats, log_tail: float, xi: Floats, mean: float, eps: float, need: int
 ) -> int:
-    """Return the last rank, from 0, that leads at a KL of at most eps; `need` ends the search."""
+    """Return the largest rank, from 0, that leads at a KL of at most eps; stop from `need` on."""
     lead = 0
     last = 0
     s = 0.0

@@ -65,7 +65,7 @@ def compared_steps(
     active_size: NDArray[Any],
     accepted_count: NDArray[Any],
 ) -> pd.DataFrame:
-    """Return the inputs of the closed forms of a rule, a row a step, from what `certify` gives.
+    """Return the inputs of the closed forms of a rule, a row per step, from `certify`.
 
     Returns:
         certificate, NaN unless it is exact and finite; active_size; p0; b, NaN where it is not

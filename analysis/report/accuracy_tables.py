@@ -1,4 +1,4 @@
-"""Right answers to tasks: what methods cost."""
+"""Accuracy on tasks: how many right answers a decoding method loses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from ..decoding.paired_accuracy import ALL, Answered, differing, losses
 from ..rules import Mars
 from ..statistics.estimate import Estimate, interval_columns
-from .decoding_tables import settings
+from .decoding_tables import setting_columns
 from .mars_figures import thresholds_figure
 from .table import Section, Table, concat_targets, rows_by_method
 from .text import UNDEFINED, estimate_texts, number_text, percent_text
@@ -24,7 +24,7 @@ def accuracy_sections(
     tolerated_loss: float,
     confidence: float,
 ) -> list[Section]:
-    """Return the section on right answers, and that of its timed results.
+    """Return the section on right answers, and a section for the timed results beside them.
 
     `tables` are those of `analysis.decoding.paired_accuracy.accuracy`, one for each target.
     """
@@ -58,7 +58,7 @@ def accuracy_table(
     changes = data["lost"].astype(str) + ", " + data["won"].astype(str)
     decided = data["decided"].astype(object).where(data["task"] == ALL)
     columns: dict[str, Any] = {
-        **settings(data),
+        **setting_columns(data),
         "items": data["items"].map(str),
         "right": data["accuracy"].map(percent_text),
         "lost, won": changes.mask(alone, UNDEFINED),
@@ -87,7 +87,7 @@ def accuracy_table(
 
 
 def tasks_sentence(pair: Answered) -> str:
-    """Return a line with a target's tasks, and the answers that exact methods changed."""
+    """Return a line that names a target's tasks, and the answers that exact methods changed."""
     items = pair.answers["item_id"].groupby(pair.answers["run"]).size().iloc[0]
     text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
     is_alone = pair.runs["drafter"] == "none"

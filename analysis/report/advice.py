@@ -38,9 +38,9 @@ class Advice:
         target: its printed name.
         outcome: `DRAFT`, `DO_NOT`, `OPEN` or `UNTIMED` of `analysis.decoding.verdict`.
         sentence: the verdict, ready to quote.
-        beside: sentences on faster methods that are not sure, and on relaxed rules.
+        beside: sentences on methods that may be faster, and on relaxed rules.
         drafters: of `analysis.decoding.verdict.Verdict`.
-        outlooks: of these: why each pays or not, and which draft length would.
+        outlooks: a sentence for each drafter: why it pays or not, and at which draft length.
     """
 
     target: str

@@ -55,7 +55,7 @@ def bounds_table(targets: Mapping[str, Iterable[RuleSteps]], eps: float) -> Tabl
 
 
 def _printed(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the numbers that are printed of a rule's `bound_statistics`."""
+    """Return the numbers in the table's row for a rule, from its `bound_statistics`."""
     lower, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "sufficient")
     )

@@ -18,7 +18,7 @@ from .table import Table, rows_by_method
 from .text import UNDEFINED, estimate_text, estimate_texts, number_text, percent_text, speed_texts
 
 Speeds = Sequence[pd.DataFrame]
-NUMBERS = {  # of the speed table: heading, column, factor and decimals
+NUMBERS = {  # heading in the speed table: column of the data, factor and decimals
     ("ms", "first"): ("first_token", 1000, 2),
     ("ms", "a token"): ("tpot", 1000, 2),
     ("between tokens, ms", "50 %"): ("itl_50", 1000, 2),
@@ -34,8 +34,8 @@ NUMBERS = {  # of the speed table: heading, column, factor and decimals
 }
 
 
-def settings(data: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the columns of a method's draft length and temperature."""
+def setting_columns(data: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the columns with each method's draft length and temperature."""
     return {
         "γ": [str(int(gamma)) if gamma else UNDEFINED for gamma in data["draft_length"]],
         "T": [f"{temperature:g}" for temperature in data["temperature"]],
@@ -51,7 +51,7 @@ def decoding_table(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame])
     data = pd.concat([metrics.with_differences(*pair) for pair in pairs], ignore_index=True)
     drafting = data["draft_length"] > 0
     columns: dict[str, Any] = {
-        **settings(data),
+        **setting_columns(data),
         "a": [number_text(rate, 3) for rate in data["rate"]],
         "by position": data["by_position"],
         "drafted": data["drafted_per_call"].map(number_text),
@@ -74,10 +74,10 @@ def decoding_table(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame])
 
 
 def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
-    """Return throughput, latency, costs of a call and memory."""
+    """Return throughput, latency, the costs of a call, and memory, a row for each method."""
     pairs = zip(decoded, speeds, strict=True)
     data = pd.concat([table.assign(target=pair.target) for pair, table in pairs], ignore_index=True)
-    columns: dict[Any, Any] = {("", name): cells for name, cells in settings(data).items()}
+    columns: dict[Any, Any] = {("", name): cells for name, cells in setting_columns(data).items()}
     columns["", "tokens/s"] = [number_text(rate, 1) for rate in data["tokens_per_second"]]
     later = Estimate.read(data, "tpot_speedup", speed.TPOT_ENDS)
     columns["speedup", "a token"] = speed_texts(later)
@@ -97,7 +97,7 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
 
 
 def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
-    """Return speedup and τ by source of the prompts, and agreement, by temperature and length.
+    """Return speedup and τ by source of the prompts, and agreement, a row for each method.
 
     The layouts are those of Tables 1 and 2 of MARS (arXiv 2601.15498).
     """
@@ -110,7 +110,8 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         ignore_index=True,
     )
     all_sources = data[data["source"] == speed.ALL]
-    columns: dict[Any, Any] = {("", name): cells for name, cells in settings(all_sources).items()}
+    settings = setting_columns(all_sources)
+    columns: dict[Any, Any] = {("", name): cells for name, cells in settings.items()}
     for source in [*sources, speed.ALL] if len(sources) > 1 else [speed.ALL]:
         part = data[data["source"] == source]
         times = Estimate.read(part, "speedup", speed.SPEEDUP_ENDS)

@@ -78,10 +78,10 @@ def rules_figure(results: Results) -> Figure:
 
 
 def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
-    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.drafter.margins`.
+    """Draw the accepted share of steps by R - KL, from frames of `acceptance.drafter.margins`.
 
-    Where frames have what the laws of `analysis.acceptance.typical` predict, a line shows the
-    usual drafter, and a band what heavier and lighter tails give.
+    If the frames also have predictions for the `LAWS` of `acceptance.typical`, a line shows the
+    usual drafter, and a band its range from heavier to lighter tails.
     """
     note = ""
     if any(set(LAWS) <= set(frame) for frame in by_target.values()):
@@ -123,7 +123,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
 
 
 def _draw_usual(axis: Axes, frame: pd.DataFrame) -> None:
-    """Draw what usual drafters are predicted to have accepted, over the bars of a bin."""
+    """Draw the predicted acceptance of usual drafters over the bars."""
     places = np.arange(len(frame))
     usual, heavy, light = (frame[law] / frame["steps"] for law in LAWS)
     axis.fill_between(places, heavy, light, color=style.BLACK, alpha=0.2, linewidth=0, zorder=3)

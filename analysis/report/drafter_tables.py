@@ -1,7 +1,7 @@
 """Tables of a drafter's acceptance: accepted and certified steps by rule, and by depth.
 
-They print the frames `acceptance` (target, rule, statistic, value, ...), `sources` (the same by
-source of the prompt) and `breakdown` (by depth) of stage acceptance.
+They show the frames of stage acceptance: `acceptance` (target, rule, statistic, value, ...),
+`sources` (the same by source of the prompt) and `breakdown` (by depth).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COLUMNS = {  # statistic: heading
     "probability_given_up": "p given up",
     "measured_per_call": "tokens per call",
 }
-CERTIFIED = ("certified", "coverage")
-SAMPLED = {  # schemes that sample the draft
+CERTIFIED = ("certified", "coverage")  # statistics of certificates
+SAMPLED = {  # schemes that sample the draft, and their printed names
     SPECULATIVE: "Speculative sampling, 1 − TV(p, q)",
     RACES: "Exponential races, first draft",
     RACES_LOWER: "Exponential races, harmonic mean (Lemma C.1)",
@@ -40,15 +40,15 @@ BY_DEPTH = {
 
 
 def judged_rules(results: Results) -> list[Rule]:
-    """Return the rules that drafts were judged by, strict greedy first."""
+    """Return the rules that stage acceptance applied, strict greedy first."""
     labels = results["acceptance"]["rule"].unique()
     return [results.rules[label] for label in labels if label in results.rules]
 
 
 def acceptance_table(results: Results) -> Table:
-    """Return accepted and certified shares by rule; of sampled text also the schemes that sample.
+    """Return accepted and certified shares by rule; for sampled text also the schemes that sample.
 
-    What is certified is left out where the drafter's KL is infinite at every step.
+    The certified columns are left out if the drafter's KL is infinite at every step.
     """
     rules = judged_rules(results)
     order = [*(rule.label for rule in rules), *SAMPLED]
@@ -89,7 +89,7 @@ def acceptance_table(results: Results) -> Table:
 
 
 def acceptance_by_source(results: Results) -> Table | None:
-    """Return the share that each rule accepts of each source; None of prompts of one source."""
+    """Return the share that each rule accepts, by source; None if there is only one source."""
     data = results.select("sources", statistic="acceptance")
     if data.empty or data["source"].nunique() < 2:
         return None
@@ -111,7 +111,8 @@ def acceptance_by_source(results: Results) -> Table | None:
 def depth_table(results: Results) -> Table | None:
     """Return KL, acceptance and certified shares by depth; None if the drafter is not a head.
 
-    A depth at which KL is infinite everywhere has no certified share.
+    A depth at which KL is infinite at every step has no certified share, unless a rule rejects
+    nothing.
     """
     rules = [rule.label for rule in representative_rules(judged_rules(results))]
     data = results.select("breakdown", rule=["", *rules])

@@ -1,6 +1,6 @@
 """The first tables of the page: each drafter's fastest method, and relaxed rules.
 
-The same words everywhere: *accepted*, a share of the steps of the target's own text; *certified*,
+All tables use these terms: *accepted*, a share of the steps of the target's own text; *certified*,
 the share at which the drafter's KL alone guarantees acceptance; *tokens per call*, the tokens that
 one pass of the target yields, counting the one it adds itself.
 """
@@ -37,8 +37,9 @@ def methods_table(
 ) -> Table | None:
     """Return each drafter's fastest lossless method, with the engine that runs it; None if none.
 
-    What strict greedy accepts of the study's drafter is the number of stage acceptance. Other
-    drafts were tested only while decoding. `predicted` are `call_costs.predictions` by target.
+    The accepted share of the study's drafter under strict greedy is that of stage acceptance. For
+    others it is the share accepted while decoding. `predicted` are `call_costs.predictions` by
+    target.
     """
     rows: list[Row] = []
     for of_target in advice:
@@ -87,7 +88,7 @@ def methods_table(
 
 
 def _accepted_texts(data: pd.DataFrame) -> list[str]:
-    """Return the cells of accepted shares, each with the drafted tokens that it is a share of."""
+    """Return the cells of accepted shares, with the number of drafted tokens if it is known."""
     shares = estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True)
     return [
         share if isnan(drafted) else f"{share} of {drafted:.2f} a call"
@@ -104,7 +105,7 @@ def _lengths(data: pd.DataFrame, name: str) -> list[str]:
 
 
 def length_text(length: float, speed: float) -> str:
-    """Return a best draft length with its speed; 0 is that no draft pays.
+    """Return a best draft length with its speed; length 0 means that no draft pays.
 
     >>> length_text(1, 1.247), length_text(0, 1.0), length_text(nan, nan)
     ('1 token: 1.25×', 'none pays', '–')
@@ -119,10 +120,10 @@ def length_text(length: float, speed: float) -> str:
 def relax_table(
     results: Results, tried: Sequence[str], scores: Mapping[str, pd.DataFrame]
 ) -> Table | None:
-    """Return a row for each target and rule; None without a drafter, or a rule of tokens.
+    """Return a row for each target and token rule; None without a drafter or such a rule.
 
-    `tried` are the labels of rules that were decoded with, `scores` the `losses` of targets whose
-    answers were scored.
+    `tried` are the labels of the rules that decoding used. `scores` are the `losses` of the targets
+    whose answers were scored.
     """
     if results["acceptance"].empty:
         return None
@@ -156,9 +157,9 @@ def relax_table(
 def relax_speed_table(
     relax: Table, predicted: Mapping[str, pd.DataFrame], advice: Sequence[Advice]
 ) -> Table:
-    """Return `relax_table` with the speed of each rule on this machine, as it is predicted.
+    """Return `relax_table` with a column for the predicted speed of each rule on this machine.
 
-    All rules draft as many tokens as the drafter's fastest lossless method does. `predicted` are
+    All rules have the draft length of the drafter's fastest lossless method. `predicted` are
     `call_costs.predictions` by target.
     """
     lengths = {of.target: _length_of_configured(of) for of in advice}
@@ -182,7 +183,7 @@ def _length_of_configured(advice: Advice) -> int | None:
 
 
 def _predicted_speed(predicted: pd.DataFrame | None, rule: str, length: int | None) -> Estimate:
-    """Return the speed of the configured drafter under a rule; undefined if it is unknown."""
+    """Return the predicted speed of the configured drafter under a rule; NaN if it is unknown."""
     found = None if predicted is None else Outlook.of(predicted, CONFIGURED, rule)
     if found is None or length is None:
         return Estimate(nan)
@@ -202,10 +203,7 @@ def _right_answers(scored: Mapping[Any, Any] | None) -> str:
 
 
 def _token_rules(results: Results, tried: Sequence[str]) -> list[str]:
-    """Return the labels of rules that judge tokens, strict greedy too.
-
-    Of each family those tried, else the middle one.
-    """
+    """Return labels of token rules: of each family those tried, or else its middle one."""
     judged = set(results["acceptance"]["rule"])
     families: dict[str, list[str]] = {}
     for rule in results.rules.values():

@@ -19,7 +19,7 @@ from . import style
 from .table import Figure
 from .text import percent_text
 
-OUTCOME_POINTS = {  # colour and size, by outcome
+OUTCOME_POINTS = {  # colour and size of a point, by outcome
     BELOW: (style.GREY, 3),
     FIRST: (style.PURPLE, 5),
     REJECTED: (style.VERMILION, 5),
@@ -32,6 +32,7 @@ SCATTERS = (  # columns and names of x and y
     ("p0", "p1", "p₀", "p₁"),
     ("ratio", "probability_ratio", RATIO, PROBABILITY_RATIO),
 )
+# column: name, and the value at which a dashed line is drawn
 HISTOGRAMS = {"z1": ("largest logit z₁", 0.0), "ratio": (RATIO, THRESHOLD),
               "probability_ratio": (PROBABILITY_RATIO, THRESHOLD)}  # fmt: skip
 DASHED: dict[str, Any] = {"color": style.VERMILION, "linestyle": "--", "linewidth": 0.9}
@@ -40,7 +41,7 @@ DASHED: dict[str, Any] = {"color": style.VERMILION, "linestyle": "--", "linewidt
 def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
     """Draw the two largest logits and probabilities and their ratios: Figures 1 and 5 of MARS.
 
-    None without the steps of greedy answers.
+    None if a target has no steps of greedy answers.
     """
     if not all(len(pair.trajectory) for pair in decoded):
         return None
@@ -97,9 +98,9 @@ def thresholds_figure(
 ) -> Figure | None:
     """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
 
-    Each target's frame has a row for each method: method, draft_length, temperature, theta (NaN of
-    other rules), speedup, and the quality, which is accuracy, or agreement with the target alone;
-    and their intervals, if they have any.
+    `quality` is "accuracy" or "agreement", with the target alone. Each target's frame has a row for
+    each method: method, draft_length, temperature, theta (NaN for other rules), speedup and the
+    quality, and their intervals if they have any.
     """
     keys = ["draft_length", "temperature", "scheme"]
     swept = []
@@ -121,9 +122,9 @@ def thresholds_figure(
             for (colour, dashes), ((gamma, t, scheme), group) in groups:
                 drawn = {**style.POINTS, "color": colour, "linestyle": dashes, "elinewidth": 0.7}
                 drawn["label"] = f"γ = {gamma}, T = {t:g}{scheme}"
-                for axis, of in zip(panels, (quality, "speedup"), strict=True):
-                    ends = SPEEDUP_ENDS if of == "speedup" else interval_columns(of)
-                    values = group.reindex(columns=[of, *ends]).to_numpy(float).T
+                for axis, column in zip(panels, (quality, "speedup"), strict=True):
+                    ends = SPEEDUP_ENDS if column == "speedup" else interval_columns(column)
+                    values = group.reindex(columns=[column, *ends]).to_numpy(float).T
                     axis.errorbar(group["theta"], values[0], style.error_bars(*values), **drawn)
             style.percent(panels[0], "y")
             panels[1].axhline(1, color=style.GREY, linewidth=0.8, zorder=0)

@@ -1,4 +1,4 @@
-"""One answer of a target, token by token, and what becomes of each step under every rule."""
+"""One answer of a target, token by token, with the outcome of each step under every rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..rules import Rule
 from .results import ASSUMED_KL
 from .text import percent_text
 
-# what becomes of a step; the page stores the index of an outcome, one digit a token
+# the outcomes of a step; the page encodes each as one digit, its index here
 STEP_OUTCOMES = ("open", "rejected", "accepted", "certified")
 PROMPT_LENGTH = 100  # characters of a prompt
 
@@ -21,17 +21,17 @@ class PrintedAnswer(NamedTuple):
 
     prompt: str  # the beginning of its prompt
     words: list[str]  # the text of each token
-    # for each rule its title, its shares of the answer in words, and one digit for each token, the
-    # place in `STEP_OUTCOMES` of what becomes of it
+    # for each rule: its title; the accepted and certified shares of the answer, as text; and a
+    # digit for each token, the index of its outcome in `STEP_OUTCOMES`
     rules: list[tuple[str, str, str]]
 
 
 def median_answer(target: Target) -> PrintedAnswer:
-    """Return the answer with the median share of tokens that the study's first rule accepts.
+    """Return the answer of median acceptance under the study's first rule.
 
-    Without a drafter it is the answer with the median mean certificate.
+    Without a drafter, answers are ranked by their mean certificate instead.
     """
-    answer = _median_place(target)
+    answer = _median_index(target)
     steps = target.bootstrap.answer_steps
     begin = int(steps[:answer].sum())
     chosen = slice(begin, begin + int(steps[answer]))
@@ -42,17 +42,16 @@ def median_answer(target: Target) -> PrintedAnswer:
     )
 
 
-def _median_place(target: Target) -> int:
+def _median_index(target: Target) -> int:
     first = next(iter(target.certificates))
     if target.judged:
         values = target.judged[first.label].accepted.astype(float)
     else:
         values = np.minimum(target.certificates[first][0], first.ceiling)
-    shares = (
-        np.bincount(target.bootstrap.answer_index, weights=values) / target.bootstrap.answer_steps
-    )
-    order = np.argsort(shares, kind="stable")
-    return int(order[round((len(shares) - 1) / 2)])
+    sums = np.bincount(target.bootstrap.answer_index, weights=values)
+    means = sums / target.bootstrap.answer_steps
+    order = np.argsort(means, kind="stable")
+    return int(order[round((len(means) - 1) / 2)])
 
 
 def _shortened(prompt: str) -> str:
@@ -63,17 +62,17 @@ def _shortened(prompt: str) -> str:
 
 
 def _outcomes(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
-    """Return the shares of the chosen steps in words, and what becomes of each step."""
+    """Return the shares of the chosen steps as text, and the digits of their outcomes."""
     judged = target.judged.get(rule.label)
     if judged is None:
         certified = target.certificates[rule][0][chosen] > ASSUMED_KL
-        places = certified * STEP_OUTCOMES.index("certified")
+        outcomes = certified * STEP_OUTCOMES.index("certified")
         shares = f"{percent_text(certified.mean())} certified"
     else:
         accepted = judged.accepted[chosen]
         certified = judged.certified[chosen]
-        places = 1 + accepted + certified
+        outcomes = 1 + accepted + certified  # what is certified is accepted
         shares = (
             f"{percent_text(accepted.mean())} accepted, {percent_text(certified.mean())} certified"
         )
-    return shares, "".join(map(str, places.tolist()))
+    return shares, "".join(map(str, outcomes.tolist()))

@@ -23,7 +23,7 @@ PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"color": style.GREY, "linewidth": 3.2, "zorder": 1.5}
 GRID_POINTS = 600
-MOST_BANDS = 4  # curves, at most, that all have a band
+MOST_BANDS = 4  # with more curves, only the first and the last have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 BAND = "Shaded: pointwise intervals over prompts (of more than four curves, the first and last)."
 # Figures 2 to 5: the family of rules drawn beside strict greedy, the title and the caption
@@ -56,7 +56,7 @@ SURVIVAL_FIGURES: Mapping[int, tuple[type[Rule], str, str]] = {
 
 
 def figure1(top: Mapping[str, Floats]) -> Figure:
-    """Figure 1, the distribution of the argmax's probability, (N,) for each target."""
+    """Figure 1: distribution of the argmax's probability. `top` has p0 by target, (N,) each."""
     above = ", ".join(
         f"{percent_text(float((probability > VERY_CERTAIN).mean()))} of the steps of {target}"
         for target, probability in top.items()
@@ -92,15 +92,15 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 
 
 def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
-    """Figures 2 to 5, the share of steps whose certificate exceeds ε; None without its rules."""
+    """Figures 2 to 5: share of steps whose certificate exceeds ε. None if its rules are missing."""
     family, title, caption = SURVIVAL_FIGURES[number]
-    own = family is StrictGreedy  # a user's rules stand beside it
+    shows_custom = family is StrictGreedy  # Figure 2 also has the user's own rules
     rules = [
         rule
         for rule in targets[0].certificates
-        if type(rule) in (StrictGreedy, family) or (own and rule.is_custom)
+        if type(rule) in (StrictGreedy, family) or (shows_custom and rule.is_custom)
     ]
-    if len(rules) > 1 and own:
+    if len(rules) > 1 and shows_custom:
         caption = f"{caption} Beside it: rules of your own."
     if not any(type(rule) is family for rule in rules):
         return None

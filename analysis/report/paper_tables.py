@@ -27,7 +27,9 @@ FAMILIES = {  # of Table 3: heading and parameter
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
 OWN = "Own rule"
-WORDINGS = {  # estimators of Tables 5 and 6: as the printed cells decode, the text, the captions
+# estimators of Tables 5 and 6: the one that the paper's cells follow, that of its text, and that of
+# its captions
+WORDINGS = {
     "per_call": "Tokens per call",
     "mean_run": "Mean certified run",
     RANDOM: f"From a random position, at most {RANDOM_CAP}",
@@ -86,7 +88,7 @@ def table3(results: Results) -> Table | None:
         if parameter:
             settings[rule.label] = f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
     keyed = data.assign(family=data["rule"].map(families))
-    grid = cells_to_grid(keyed, ["family", "rule"], "target", _texts(results, data))
+    grid = cells_to_grid(keyed, ["family", "rule"], "target", _cell_texts(results, data))
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
@@ -105,7 +107,7 @@ def table4(results: Results) -> Table | None:
     data = _certificates(results, rules, ["p5"])
     m = [results.rules[label].parameters["m"] for label in data["rule"]]
     t = [_without_m(results.rules[label]) for label in data["rule"]]
-    keyed = data.assign(t=t, m=m, cell=_texts(results, data)).sort_values("m", kind="stable")
+    keyed = data.assign(t=t, m=m, cell=_cell_texts(results, data)).sort_values("m", kind="stable")
     keyed = pd.concat([keyed[keyed["target"] == target] for target in results.targets])
     keyed["m"] = [f"m = {m}" for m in keyed["m"]]
     return Table(
@@ -176,7 +178,7 @@ def table7(results: Results, intervals: bool = False) -> Table | None:
 def _table2_rules(results: Results) -> list[Rule]:
     """Return the rules of Tables 2, 5 and 6: the paper's, and the user's own.
 
-    Where a study has none of the paper's settings of a family, or of any, it shows those it has.
+    If the study has none of the paper's settings of a family, its own settings are shown.
     """
     rules = results.certified_rules
     in_paper = {type(rule) for rule in rules if rule in TABLE2}
@@ -202,7 +204,7 @@ def _table4_rules(results: Results) -> list[Rule]:
 
 
 def _without_m(rule: Rule) -> str:
-    """Return the name of a rule's row in Table 4, which holds all its m."""
+    """Return the name of a rule's row in Table 4, in which each m has a column."""
     if type(rule) is TopMAdditive:
         return f"{rule.t:g}"
     return " ".join(word for word in rule.label.split() if not word.startswith("m="))
@@ -211,7 +213,7 @@ def _without_m(rule: Rule) -> str:
 def _certificates(
     results: Results, rules: Sequence[Rule], statistics: Iterable[str]
 ) -> pd.DataFrame:
-    """Return the rows of the certificates of some rules, with the paper's numbers."""
+    """Return the certificate statistics of the rules, with the paper's numbers beside them."""
     keys = [(t, rule.label, x) for t in results.targets for rule in rules for x in statistics]
     frame = results["certificates"].set_index(["target", "rule", "statistic"])
     data = frame.loc[keys].reset_index()
@@ -220,8 +222,8 @@ def _certificates(
     return data.assign(published=[printed(t, results.rules[label], x) for t, label, x in keys])
 
 
-def _texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there."""
+def _cell_texts(results: Results, data: pd.DataFrame) -> list[str]:
+    """Return the certificates as text; an infinite one is the ceiling with a "*"."""
     cells = []
     for label, statistic, value in zip(data["rule"], data["statistic"], data["value"], strict=True):
         finite = min(value, results.rules[label].ceiling)
@@ -231,7 +233,7 @@ def _texts(results: Results, data: pd.DataFrame) -> list[str]:
 
 
 def _interval_texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the intervals of certificates as cells."""
+    """Return the intervals of certificates as text."""
     ends = zip(data["ci_low"], data["ci_high"], strict=True)
     rows = zip(data["rule"], data["statistic"], ends, strict=True)
     cells = []
@@ -258,7 +260,7 @@ def _notes(results: Results, data: pd.DataFrame) -> str:
 
 
 def _few_note(data: pd.DataFrame) -> str:
-    """Return a warning on the intervals of quantiles, which are in the CSV file."""
+    """Return a warning about the intervals of quantiles if there are few prompts."""
     if data["prompts"].min() >= FEW_PROMPTS:
         return ""
     return (
@@ -269,9 +271,10 @@ def _few_note(data: pd.DataFrame) -> str:
 def _statistics_table(
     results: Results, name: str, title: str, caption: str, rules: Sequence[Rule], intervals: bool
 ) -> Table:
-    """Return all statistics, and the shares of exact and empty certificates where there are any.
+    """Return a table of the certificates' statistics.
 
-    In LaTeX it has the statistics alone, with their `intervals` on request.
+    Columns with the shares of exact and of empty certificates are added unless all certificates are
+    exact, or none is empty. LaTeX has the statistics alone, with their `intervals` on request.
     """
     data = _certificates(results, rules, HEADS)
 
@@ -282,7 +285,7 @@ def _statistics_table(
         named = grid.rename(index=results.titles).rename(columns=HEADS, level="statistic")
         return named.rename_axis(index="Criterion")
 
-    numbers = grid_of(_texts(results, data))
+    numbers = grid_of(_cell_texts(results, data))
     printed_rows = headed(numbers)
     if intervals:
         ends = grid_of(_interval_texts(results, data)).rename(index=lambda _: "")
@@ -302,6 +305,6 @@ def _statistics_table(
 
 
 def _alternating(rows: pd.DataFrame, below: pd.DataFrame) -> pd.DataFrame:
-    """Return each row of a table with that of another below it."""
+    """Return the rows of two tables in turn."""
     order = np.arange(2 * len(rows)).reshape(2, -1).T.ravel()
     return pd.concat([rows, below]).iloc[order]

@@ -1,4 +1,4 @@
-"""The steps of a target by the gap of its logits and by their place in the answer."""
+"""The table of a target's steps by logit gap, and by half of the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATISTICS = {  # in the order of the table's rows
 
 
 def parts_table(results: Results) -> Table:
-    """Return the shares of `part_statistics`; without a drafter, median certificates."""
+    """Return the shares of `part_statistics`, or without a drafter the median certificates."""
     data = results["parts"]
     order = list(STATISTICS).index
     printed_rows = data.sort_values("statistic", key=lambda of: of.map(order), kind="stable")

@@ -1,7 +1,7 @@
 """The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6).
 
-They are transcribed in `published.toml` as printed, for comparison only; nothing is fitted to them.
-Keys are the label of a target, then a rule or a parameter.
+`published.toml` has them as printed. They are for comparison only; nothing is fitted to them. The
+dictionaries are keyed by the label of a target, then by a rule or a parameter.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ P5: ByRule = {  # Tables 3 and 4, in nats
     for model, rows in _by_rule("table3").items()
 }
 RUN_LENGTHS = _by_rule("table5")  # Tables 5 and 6, mean acceptance length in tokens: LEVELS
-PAPERS = tuple(TOP_PROBABILITY)  # the models
-TABLE2 = tuple(CERTIFICATES[PAPERS[0]])  # its rules, which Tables 5 and 6 show as well
+PAPER_MODELS = tuple(TOP_PROBABILITY)
+TABLE2 = tuple(CERTIFICATES[PAPER_MODELS[0]])  # its rules, which Tables 5 and 6 show as well
 
 
-def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]:
+def printed_rows(model: str) -> list[tuple[str, Rule | int, str | float, float]]:
     """Return every number printed for a model: table, row (rule or k), column, value."""
     tables: list[tuple[str, Mapping[Any, tuple[float, ...]], tuple[Any, ...]]] = [
-        ("1", TOP_PROBABILITY[paper], STATISTICS),
-        ("2", CERTIFICATES[paper], STATISTICS),
-        ("", P5[paper], ("p5",)),
-        (RUNS, RUN_LENGTHS[paper], LEVELS),
+        ("1", TOP_PROBABILITY[model], STATISTICS),
+        ("2", CERTIFICATES[model], STATISTICS),
+        ("", P5[model], ("p5",)),
+        (RUNS, RUN_LENGTHS[model], LEVELS),
     ]
     return [
         (table or _sensitivity_table(row), row, column, value)
@@ -79,7 +79,9 @@ def _sensitivity_table(row: Rule) -> str:
 
 
 _BY_CELL = {
-    (paper, row, column): value for paper in PAPERS for _, row, column, value in printed_rows(paper)
+    (model, row, column): value
+    for model in PAPER_MODELS
+    for _, row, column, value in printed_rows(model)
 }
 
 

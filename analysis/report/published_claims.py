@@ -22,7 +22,7 @@ from .text import UNDEFINED, at_least, estimate_text, number_text
 
 LARGE_EPS = 0.5  # nats: here the paper's own cells are about 2 to 5 tokens for every such rule
 TOKEN_RULES = [rule for rule in TABLE2 if rule.judges_tokens]
-# from a rule and a column of the paper's tables to its cell: (2,) ours, published
+# looks up a cell of the paper's tables by rule and column: (2,) our value, the published one
 Cells = Callable[[Rule, str | float], Floats]
 
 
@@ -95,8 +95,8 @@ def claims_table(compared: pd.DataFrame, targets: Sequence[Target]) -> Table | N
     """Return the paper's sentences with a study's number and the one that its own tables give.
 
     Args:
-        compared: a study's cells beside the paper's, of `published_table.compare_with_paper`.
-        targets: those with steps at hand, for what the paper says of steps alone.
+        compared: a study's cells beside the paper's, from `published_table.compare_with_paper`.
+        targets: the steps of the targets, for the claims about single steps.
     """
     rows = []
     for label, cells in compared.groupby("target", sort=False):
@@ -147,7 +147,7 @@ def _step_claims(target: Target) -> list[dict[str, object]]:
 
 
 def _table_claims(target: str, compared: pd.DataFrame) -> list[dict[str, object]]:
-    """Return the rows that follow from cells of the paper's tables that the study has, too."""
+    """Return the rows of the `CLAIMS` whose cells of the paper's tables the study has, too."""
     numbers = {
         (row["row"], row["statistic"]): np.array([row["value"], row["published"]])
         for row in compared.to_dict("records")

@@ -1,4 +1,4 @@
-"""A study beside the tables printed in the paper (`published`)."""
+"""A study's numbers beside those that the paper prints (`published`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..acceptance.target import Target
 from ..rules import Rule
 from ..statistics.estimate import interval_columns
 from ..statistics.run_lengths import with_censored
-from .published import DIGITS, PAPERS, RUNS, printed_rows
+from .published import DIGITS, PAPER_MODELS, RUNS, printed_rows
 from .published_claims import claims_table
 from .results import Results
 from .table import Section, Table
@@ -20,9 +20,9 @@ from .text import CAP, UNDEFINED, number_text, run_text
 
 
 def published_section(results: Results, targets: Sequence[Target] = ()) -> Section | None:
-    """Return the section that compares targets with the paper; None if none is the paper's.
+    """Return the section that compares targets with the paper; None if the paper has none of them.
 
-    `targets`: the steps of those of `results`, for what the paper says of steps alone.
+    `targets` have the steps of those in `results`, for the paper's claims about single steps.
     """
     compared = compare_with_paper(results)
     if compared.empty:
@@ -32,19 +32,19 @@ def published_section(results: Results, targets: Sequence[Target] = ()) -> Secti
 
 
 def compare_with_paper(results: Results) -> pd.DataFrame:
-    """Return the paper's numbers for the rules of a study, with the study's own.
+    """Return the numbers that the paper prints for a study's targets and rules, with the study's.
 
     Returns:
         One row for each number of a target that the paper has: `target`, `table` (of `DIGITS`),
         `row` (a rule's label, or k), `name` (as printed), `statistic` (or ε); `value`, `ci_low` and
         `ci_high` of the study; `published`; `difference` (value minus published); `outside`,
-        whether the published number, up to its rounding, is outside the interval over prompts.
-        Empty regions count as the rule's ceiling, run lengths above the paper's cap as the cap.
-        `censored`: whether the length is a lower bound below the cap. A lower bound has no
-        difference and is not outside.
+        whether the published number, up to its rounding, is outside the interval over prompts;
+        `censored`, whether the study's run length is only a lower bound, below the paper's cap. A
+        lower bound has no difference and is not outside. Certificates of empty rejection regions
+        count as the rule's ceiling, and run lengths above the paper's cap as the cap.
     """
     frames = []
-    for target in [target for target in results.targets if target in PAPERS]:
+    for target in [target for target in results.targets if target in PAPER_MODELS]:
         rows = [
             {"table": table, "statistic": statistic, "published": min(value, CAP)}
             | _row_keys(table, row)
@@ -61,12 +61,13 @@ def compare_with_paper(results: Results) -> pd.DataFrame:
         data[name] = data[name].clip(upper=data["ceiling"])
     published = data["published"]
     is_bound = data["censored"].eq(True) & (data["value"] < CAP)
-    half = 0.5 * 10.0 ** -data["table"].map(DIGITS)
-    within = (data["ci_low"] - half <= published) & (published <= data["ci_high"] + half)
+    rounding = 0.5 * 10.0 ** -data["table"].map(DIGITS)
+    above_low = data["ci_low"] - rounding <= published
+    below_high = published <= data["ci_high"] + rounding
     has_interval = (data["ci_low"] + data["ci_high"]).notna()
     data = data.assign(
         difference=(data["value"] - published).mask(is_bound),
-        outside=has_interval & ~within & ~is_bound,
+        outside=has_interval & ~(above_low & below_high) & ~is_bound,
         censored=is_bound,
     )
     first = ["target", "table", "row", "name", "statistic", "value", "ci_low", "ci_high"]
@@ -74,7 +75,7 @@ def compare_with_paper(results: Results) -> pd.DataFrame:
 
 
 def _row_keys(table: str, row: Rule | int) -> dict[str, Any]:
-    """Return the id, the printed name and the largest value of a row of the paper's tables."""
+    """Return the key, the printed name and the largest value of a row of the paper's tables."""
     if isinstance(row, Rule):
         ceiling = CAP if table == RUNS else row.ceiling
         return {"row": row.label, "name": row.title, "ceiling": ceiling}
@@ -98,7 +99,7 @@ def _study_values(results: Results, target: str) -> pd.DataFrame:
 
 
 def outside_sentences(compared: pd.DataFrame) -> list[str]:
-    """Return a line a target: how many published numbers, lower bounds aside, are outside."""
+    """Return a line for each target: how many published numbers are outside the intervals."""
     lines = []
     for target, numbers in compared.groupby("target", sort=False):
         counts = ", ".join(
@@ -110,7 +111,7 @@ def outside_sentences(compared: pd.DataFrame) -> list[str]:
 
 
 def published_table(compared: pd.DataFrame) -> Table:
-    """Return all numbers of the paper: ours, published, and the difference."""
+    """Return the table of all numbers that the paper prints: ours, published, the difference."""
     lines = []
     for row in compared.to_dict("records"):
         table = row["table"]

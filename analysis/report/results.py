@@ -1,4 +1,4 @@
-"""Results of a study: tidy frames of statistics, which tables and figures print."""
+"""Results of a study: tidy frames of statistics, from which tables and figures are made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Results:
 
     targets: Sequence[str]  # printed names, in order
     rules: Mapping[str, Rule]  # every rule in a frame, by label; those of the study first, in order
-    # by name. Every study has `top`, `certificates`, `run_lengths` and `parts`; with a
+    # the frames by name. Every study has `top`, `certificates`, `run_lengths` and `parts`; with a
     # drafter there are `acceptance`, `sources` and `breakdown`, of stage acceptance
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""  # its printed name; empty without a drafter

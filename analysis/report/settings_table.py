@@ -1,4 +1,4 @@
-"""The settings that certify a share of the steps, and what strict greedy guarantees."""
+"""The table of settings that certify a share of the steps, and of what strict greedy guarantees."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
 
 
 def _with_usual(rows: Sequence[Row], target: Target, eps: float) -> list[Row]:
-    """Return rows with what a usual drafter has accepted under their rule, where they have one."""
+    """Return the rows with the predicted acceptance of a usual drafter, if they have a rule."""
     rules = list(dict.fromkeys(row["rule"] for row in rows if row["rule"] is not None))
     by_row: list[list[float]] = [[] for _ in rows]  # a value for each law
     for _, shares in usual_acceptance(target, eps, rules):

@@ -1,4 +1,4 @@
-"""The figure of speed over drafted tokens: predicted, timed, and where a pass costs the same."""
+"""The figure of speed over draft length: timed, predicted, and if longer passes cost nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def speed_by_length_figure(
 ) -> Figure | None:
     """Draw the speed of every drafter's chains under strict greedy by draft length.
 
-    `speeds` (with `drafter_title`) and `predicted` are of each of `decoded`. None where nothing was
-    predicted.
+    `speeds` (with a column `drafter_title`) and `predicted` have a frame for each of `decoded`.
+    None if nothing was predicted.
     """
     drawn = [parts for parts in zip(decoded, speeds, predicted, strict=True) if len(parts[2])]
     if not drawn:

@@ -1,4 +1,4 @@
-"""The figure of `pipeline.engine` over several loads: speed over load, a line a draft length."""
+"""The figure of `pipeline.engine`: speed over load, with a line for each draft length."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ HEIGHT = 2.6  # inches
 def speed_by_load_figure(table: pd.DataFrame) -> Figure:
     """Draw speed over load, a line for each draft length.
 
-    `table` has the columns load, draft_length, speed with its interval, and known, measured or
-    predicted. Bars are intervals over prompts; predicted points are hollow, and have none.
+    `table` has the columns load (requests at once), draft_length, speed with its interval, and
+    known ("measured" or "predicted"). Bars are intervals over prompts. Predicted points are hollow,
+    and have no interval.
     """
     figure = Figure(figsize=(TEXT / 1.5, HEIGHT), layout="constrained")
     axis = figure.subplots()

@@ -58,7 +58,7 @@ SKY = "#56B4E9"
 BLACK = "#000000"
 PURPLE = "#7B4FA3"
 GREY = "#B8B8B8"
-# of a step, the same in figures and in the coloured answers of the page
+# colours of certified and accepted steps, in figures and in the coloured answers of the page
 CERTIFIED = GREEN
 ACCEPTED = ORANGE
 # lines differ in style as well as in colour
@@ -73,8 +73,8 @@ LINES = (
 )
 LEGEND_ROW = 0.17  # inches
 POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
-GRID_LINES: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
-REFERENCE_LINE: dict[str, Any] = {  # a reference line, for instance a ceiling
+GRID_LINES: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}
+REFERENCE_LINE: dict[str, Any] = {  # for instance of a ceiling
     "color": "#888888",
     "linewidth": 0.7,
     "linestyle": (0, (2, 2)),
@@ -86,19 +86,19 @@ styled = matplotlib.rc_context(STYLE)  # decorator of the functions that draw a 
 
 @styled
 def render(figure: Figure, kind: str) -> bytes:
-    """Return the bytes of a figure's file, pdf or png; the layout is frozen afterwards."""
+    """Return the bytes of a figure's file, of `kind` pdf or png. Afterwards its layout is fixed."""
     canvas = CANVASES[kind](figure)
     figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
     buffer = io.BytesIO()
     with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         getattr(canvas, f"print_{kind}")(buffer, metadata=ANONYMOUS[kind])
-    figure.set_layout_engine("none")  # the layout takes as long as the drawing
+    figure.set_layout_engine("none")  # computing it again would take as long as drawing
     return buffer.getvalue()
 
 
 def grid(rows: int, titles: Sequence[str], height: float = 1.9) -> tuple[Figure, np.ndarray]:
-    """Return a figure with `rows` panels of a `height` below each title, and its axes."""
+    """Return a figure with `rows` panels for each title, side by side, and its axes."""
     figure = Figure(figsize=(TEXT, 0.45 + height * rows), layout="constrained")
     axes = figure.subplots(rows, len(titles), squeeze=False)
     for line in axes:

@@ -33,8 +33,10 @@ PANELS = {  # label of the y axis: its statistics and their printed names
     "cost": {"cost": "cost of a drafted token, ρ"},
 }
 NAMES = {key: name for names in PANELS.values() for key, name in names.items()}
-SELECTED = ("tokens_per_call", "speedup", "p5", "value", "accepted")  # of several curves: two
-KINDS = ("rule", "eps", "method", "temperature", "draft_length")  # keys of a point's rows
+# with several curves only the first two of these statistics are drawn
+SELECTED = ("tokens_per_call", "speedup", "p5", "value", "accepted")
+# keys in which the rows of one point of the sweep may differ
+KINDS = ("rule", "eps", "method", "temperature", "draft_length")
 WORDS = {"draft_length": "γ", "temperature": "T", "eps": "ε"}
 DODGE = 0.6  # spread of a category's points, as a share of the distance between categories
 MAX_LINES = 10  # in a panel; more lines look alike
@@ -46,10 +48,10 @@ Curves = dict[str, tuple[pd.DataFrame, str]]  # label: rows and statistic
 def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     """Draw the statistics of a sweep over its first key, a column of panels for each target.
 
-    If rows also differ in a second key, in rules or methods, each combination has a curve of its
-    own, of at most two statistics. Of more than `MAX_LINES` combinations the first ones are drawn,
-    and the figure says of how many. Numbers are drawn as lines, other values as points; bars are
-    intervals over prompts. None: nothing to draw.
+    If rows also differ in another key, in rules or in methods, each combination has a curve of its
+    own, for at most two statistics. Of more than `MAX_LINES` combinations only the first are drawn,
+    and the title says how many there are. Curves are lines if the first key's values are numbers,
+    else points. Bars are intervals over prompts. None if there is nothing to draw.
     """
     if "draft_length" in table:  # 0 is the target alone
         table = table[table["draft_length"] > 0]
@@ -100,7 +102,7 @@ def _value_text(kind: str, value: Any) -> str:
 
 
 def _kinds(table: pd.DataFrame, swept: Sequence[str]) -> list[str]:
-    """Return the keys by which the rows at a value of the first swept key differ."""
+    """Return the keys by which rows with the same value of the first swept key differ."""
     points = table.groupby([*swept, "target"], dropna=False)
     several = [key for key in swept[1:] if len(table[key].unique()) > 1]
     keys = [key for key in KINDS if key in table and key not in swept]

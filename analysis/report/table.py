@@ -52,16 +52,16 @@ RAISED = dict(zip("⁺¹²ⁿᵞ", ["+", "1", "2", "n", r"\gamma"], strict=True)
 ESCAPED = re.compile(
     rf"([{''.join(SYMBOLS)}]+)|([{''.join(RAISED)}]+)|[{re.escape(''.join(SPECIAL))}]"
 )
-# LaTeX fonts by the mean width of a letter in points, and what stands between two columns
+# mean width of a letter, in points, of the LaTeX fonts for tables
 FONTS = {r"\footnotesize": 4.2, r"\scriptsize": 3.7}
-GAP = 6.0
+GAP = 6.0  # points between two columns
 POINTS_PER_INCH = 72.27
 FORMULA = re.compile(r"^(?=[=@\t\r]|[+-](?!([\d.]+(e[+-]?\d+)?)?$))")  # what a spreadsheet computes
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table."""
+    """A table of a report."""
 
     name: str  # of its files, for instance "table2"
     title: str  # its heading
@@ -69,7 +69,7 @@ class Table:
     data: pd.DataFrame  # tidy numbers, as written to the CSV file
     # the cells as text. The name of its (last) index level is the heading of the first column
     cells: pd.DataFrame
-    printed_cells: pd.DataFrame | None = None  # those for LaTeX, where a paper shows others
+    printed_cells: pd.DataFrame | None = None  # the cells for LaTeX, if they differ from `cells`
 
     def html(self) -> str:
         """Return the table in HTML, of class `printed`; its texts are escaped."""
@@ -128,7 +128,7 @@ class Layout(NamedTuple):
 
 
 def _layout(headed: pd.DataFrame) -> Layout:
-    """Return the widest layout that the texts need, by their number of characters."""
+    """Return the first layout in which the texts fit, by their number of characters."""
     index = headed.index.to_frame()
     names = [[str(name)] for name in headed.columns.get_level_values(-1)]
     texts = [[str(text) for text in index[name]] for name in index]
@@ -153,7 +153,7 @@ def _headed(cells: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A figure: what `draw` returns, by matplotlib; name, title and caption are as of `Table`."""
+    """A figure of a report, which `draw` returns. Name, title and caption are as in `Table`."""
 
     name: str
     title: str
@@ -163,7 +163,7 @@ class Figure:
     def files(self, titles: bool = True) -> dict[str, bytes]:
         """Return the contents of the figure's files by path.
 
-        Without `titles` the PDF has none; the picture of the page always has them.
+        Without `titles` the panels of the PDF have none; those of the PNG on the page always do.
         """
         drawing = self.draw()
         printed = drawing
@@ -230,9 +230,10 @@ def csv_text(frame: pd.DataFrame, digits: str | None = "%.6g") -> str:
 def cells_to_grid(
     data: pd.DataFrame, rows: str | list[str], columns: str | list[str], cells: Iterable[str]
 ) -> pd.DataFrame:
-    """Return the cells of a tidy frame by rows and columns, in the order of their appearance.
+    """Arrange cells in a grid by key columns of a tidy frame, in the order of their appearance.
 
-    `cells` are the printed texts of the rows of `data`; rows that are not unique are an error.
+    `cells` has the printed text of each row of `data`. `rows` and `columns` name its key columns;
+    two rows with the same keys are an error.
     """
 
     def in_order(names: str | list[str]) -> pd.Index:
@@ -248,9 +249,10 @@ def cells_to_grid(
 def rows_by_method(
     data: pd.DataFrame, columns: Mapping[Any, Sequence[str]], rows: Sequence[str] = ("method",)
 ) -> pd.DataFrame:
-    """Return columns of cells below their headings, a row for each row of `data`.
+    """Return a frame of cells with a row for each row of `data`.
 
-    Rows have the names that the columns `rows` give, below that of the target if there are several.
+    `columns` has the cells by heading. Rows are named by the columns `rows` of `data`, and by their
+    target first if there are several.
     """
     levels = list(rows)
     if len(data["target"].unique()) > 1:
@@ -261,7 +263,7 @@ def rows_by_method(
 
 
 def concat_targets(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:
-    """Return frames with equal columns as one, their names in a first column `key`."""
+    """Concatenate named frames with equal columns; the first column, `key`, has the names."""
     frames = [frame.assign(**{key: name}) for name, frame in parts]
     if not frames:
         return pd.DataFrame()

@@ -14,7 +14,7 @@ from ..statistics.estimate import Estimate
 
 CAP = 100.0  # tokens; the paper prints ">100" above it
 UNDEFINED = "–"
-MOST_DIGITS = 12  # decimals of an end that is next to where something is decided
+MOST_DIGITS = 12  # most decimals, for an end that is close to a value where something is decided
 NEAR = 1e-12  # two numbers are equal up to rounding
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
@@ -46,7 +46,7 @@ def small_text(value: float, digits: int) -> str:
 
 
 def decimals(values: Iterable[float], most: int = 5) -> int:
-    """Return with how many decimals a column of numbers is printed, from 3 to `most`.
+    """Return the number of decimals for a column of numbers, from 3 to `most`.
 
     They show two digits of the smallest positive number of the column, if `most` allows.
 
@@ -138,8 +138,8 @@ def estimate_text(
     """Return a number with its unit, and with its interval if it has a width, or `zero_width`.
 
     `percent`: it is a share, printed in percent with one decimal. `apart` are values at which
-    something is decided: an end that is not there is printed with so many digits that it does not
-    look as if it were.
+    something is decided, for instance 1 for a speedup: the ends get enough digits to be told from
+    them.
 
     >>> estimate_text(Estimate(1.204, 1.1, 1.3)), estimate_text(Estimate(1.0, 1.0, 1.0), unit="×")
     ('1.20 [1.10, 1.30]', '1.00×')
@@ -163,7 +163,7 @@ def estimate_text(
 
 
 def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) -> int:
-    """Return the fewest decimals that tell the ends from the values `apart`, unless equal."""
+    """Return the fewest decimals that tell the ends from values `apart` that they do not equal."""
     pairs = [(end, at) for end in ends for at in apart if not math.isclose(end, at, abs_tol=NEAR)]
     enough = (
         digits
@@ -174,10 +174,10 @@ def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) 
 
 
 def estimate_texts(estimates: Estimate, **form: Any) -> list[str]:
-    """Return the `estimate_text` of each row of estimates that are columns, (N,) each."""
+    """Return the `estimate_text` of each of N estimates, whose value and ends are (N,)."""
     return [estimate_text(Estimate(*row), **form) for row in zip(*estimates, strict=True)]
 
 
 def speed_texts(speedups: Estimate) -> list[str]:
-    """Return the cells of speedups, whose ends have the digits that tell them from 1."""
+    """Return the cells of speedups, with enough digits to tell the ends from 1."""
     return estimate_texts(speedups, unit="×", apart=[1])

@@ -1,6 +1,6 @@
-"""The first lines of the page of a study of draft trees: the tokens per call that they give.
+"""The sentence and table at the top of a study of draft trees: their tokens per call.
 
-Speed is not what such a study is about: no engine runs its trees.
+Such a study is not about speed: no engine runs its trees.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ COLUMNS = ["method", "draft_length", "temperature", "lossless", "tree"]
 
 
 def tree_study_methods(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
-    """Return the drafting methods at the highest temperature, if any drafts trees; else no row.
+    """Return the methods at the highest temperature that draft; no row if none drafts trees.
 
-    `accepted` is `analysis.decoding.metrics.acceptance`; the column `tree` says what drafts trees.
-    A tree of one child a level is a chain.
+    `accepted` is the table of `analysis.decoding.metrics.acceptance`. The added column `tree` says
+    whether a method drafts trees; a tree with one child per level counts as a chain.
     """
     is_tree = [shape is not None and shape["name"] != "sequence" for shape in decoded.runs["tree"]]
     methods = accepted.assign(tree=is_tree)
@@ -34,7 +34,7 @@ def tree_study_methods(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame
 
 
 def tree_sentence(decoded: Decoded, accepted: pd.DataFrame) -> str:
-    """Return the most tokens per call, of trees, chains and rules that change the text."""
+    """Return a sentence on the most tokens per call of trees, chains and lossy methods."""
     methods = tree_study_methods(decoded, accepted)
     if methods.empty:
         return ""
@@ -62,7 +62,7 @@ def _named(run: Mapping[Any, Any]) -> str:
 
 
 def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table | None:
-    """Return tokens per call and agreement of these methods; None if no method drafts trees."""
+    """Return tokens per call and agreement of all methods; None if no method drafts trees."""
     data = concat_targets(
         (pair.target, tree_study_methods(pair, table))
         for pair, table in zip(decoded, accepted, strict=True)

@@ -32,7 +32,7 @@ APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hid
 def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Figure | None:
     """Draw tokens per call, and the gain of one more drafted token, over drafted tokens.
 
-    None where no method drafted trees, or all drafts of a temperature have one size.
+    None if no method drafted trees, or if at each temperature all drafts have the same size.
     """
     curves = tree_curves(decoded, runs)
     if curves.empty:
@@ -68,7 +68,7 @@ def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Fi
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
     least = -np.inf
-    if drawn["quantity"].iloc[0] == ADDED:  # a gain of nothing has no logarithm
+    if drawn["quantity"].iloc[0] == ADDED:  # the axis is logarithmic: gains of 0 or less are cut
         least = 0.7 * drawn["value"][drawn["value"] > 0].min()
     for key, part in drawn.sort_values("drafted").groupby(["scheme", "curve", "kind"], sort=False):
         scheme, curve, kind = map(str, key)

@@ -1,4 +1,4 @@
-"""The verdict in words: on a log, what a token costs, and all of it as text to paste."""
+"""Texts of the verdict: on an engine's log, on what a token costs, and as Markdown to paste."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .results import ASSUMED_KL
 from .table import Table
 from .text import number_text, percent_text
 
-DRAFT_LENGTHS = (1, 2, 4, 8)  # that are compared for a log
+DRAFT_LENGTHS = (1, 2, 4, 8)  # compared in the verdict on a log
 
 
 def cost_sentence(decoded: Decoded, speeds: pd.DataFrame) -> str:
-    """Return a line on what a token costs: of the target alone, and drafted."""
+    """Return a line on what a token of the target alone costs, and a drafted token."""
     alone = speeds[speeds["drafter"] == "none"]
     drafted = speeds[speeds["drafter"] == CONFIGURED]
     text = (
@@ -50,7 +50,7 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
 
 
 def log_advice(target: Target) -> Advice:
-    """Return the verdict on the target of an engine's log: what it answers, and what it can't."""
+    """Return the verdict on the target of an engine's log: what it tells, and what it can't."""
     relax = (
         "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
         "target's first choice alone. SGLang, TensorRT-LLM, ROCm ATOM and Medusa have such rules; "

@@ -1,10 +1,11 @@
 """H[R], the entropy of the accepted sibling index of independent drafts, in one context.
 
-It is equation (3) of arXiv 2504.15475, and the bridge between KL and tokens per call: at least
-KL(p || q) (6), for races at most KL + log(KL + 1) + 4 in bits (8), and it bounds the tokens from
-above (5). Trees draft without replacement, where the index can have less entropy. The index takes
-infinitely many values: the first `EXACT` are exact, later ones are put together in blocks of nearly
-constant probability.
+H[R], equation (3) of arXiv 2504.15475, links KL to tokens per call. It is at least KL(p || q) (6);
+for races it is at most KL + log(KL + 1) + 4 in bits (8); and it bounds the tokens per call from
+above (5). Trees draft without replacement, where the index can have less entropy.
+
+The index has no largest value. The probabilities of the first `EXACT` values are exact; later
+values are grouped in blocks in which the probability is nearly constant.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy as np
 
 from ..topk import Floats
 
-EXACT = 64  # indices of drafts
-BLOCKS = 1000  # of all later ones
-UNLIKELY = 1e-12  # probability of what is left out
-BIN = 0.005  # in log s: tokens whose s differ by less are counted together
+EXACT = 64  # sibling indices whose probabilities are exact
+BLOCKS = 1000  # number of blocks of all later indices
+UNLIKELY = 1e-12  # total probability that may be left out
+BIN = 0.005  # width of the bins of log(success probability) in which tokens are counted together
 
 
 def index_entropies(log_p: Floats, log_q: Floats) -> tuple[float, float, float]:
     """Return KL(p || q) and H[R] of greedy sampling and of races, from (V,) log-probabilities.
 
-    All are infinite where the target has a token that the drafter never drafts.
+    All are infinite if the target can emit a token that the drafter never drafts.
 
     Greedy (GSS, the greedy rejection sampling of Harsha et al.): index i accepts S_(i-1) - S_i,
     with S_i = sum of max(0, p - L_i q), L_0 = 0 and L_(i+1) = L_i + S_i.
@@ -56,8 +57,8 @@ def _greedy(ratio: Floats, p_above: Floats, q_above: Floats) -> float:
     p_above = np.append(0.0, p_above)
     q_above = np.append(0.0, q_above)
 
-    def left(level: Any) -> Any:
-        """S at a level L."""
+    def mass_left(level: Any) -> Any:
+        """Return S, the probability that is not accepted yet, at a level L."""
         above = np.searchsorted(-ratio, -np.asarray(level))  # tokens with p / q > L
         return np.maximum(p_above[above] - level * q_above[above], 0.0)
 
@@ -65,14 +66,15 @@ def _greedy(ratio: Floats, p_above: Floats, q_above: Floats) -> float:
     remaining = [1.0]
     while len(remaining) <= EXACT and remaining[-1] > UNLIKELY:
         level += remaining[-1]
-        remaining.append(float(left(level)))
+        remaining.append(float(mass_left(level)))
     masses = -np.diff(remaining)
     if remaining[-1] <= UNLIKELY:
         return _entropy(masses, np.ones_like(masses))
     levels = np.exp(np.linspace(math.log(level), math.log(ratio[0]), BLOCKS + 1))
-    rest = left(levels)
-    steps = 2 * np.diff(levels) / (rest[1:] + rest[:-1]).clip(min=UNLIKELY)  # dL / di = S
-    return _entropy(np.append(masses, -np.diff(rest)), np.append(np.ones_like(masses), steps))
+    rest = mass_left(levels)
+    # number of indices in each block, from dL / di = S
+    widths = 2 * np.diff(levels) / (rest[1:] + rest[:-1]).clip(min=UNLIKELY)
+    return _entropy(np.append(masses, -np.diff(rest)), np.append(np.ones_like(masses), widths))
 
 
 def _races(p: Floats, success: Floats) -> float:
@@ -90,7 +92,7 @@ def _races(p: Floats, success: Floats) -> float:
 
 
 def _entropy(masses: Floats, widths: Floats) -> float:
-    """Return the entropy of an index whose blocks of some widths have masses, even within each."""
+    """Return the entropy of an index, from the masses and widths of uniform blocks."""
     seen = masses > 0
     return float(-(masses[seen] * np.log(masses[seen] / widths[seen])).sum())
 

@@ -1,8 +1,8 @@
 """Acceptance over sibling indices: the probability that the i-th child is the accepted one.
 
-R(i) is the probability that child i is accepted at a node that was reached, which implies that the
-children before it were not. It does not depend on the number of later children. The rest,
-1 - sum R, is the probability that no child is accepted; it belongs to no index.
+R(i) is the probability that child i is accepted at a node that was reached, after the children
+before it were rejected. It does not depend on the number of later children. The remainder,
+1 - sum R, is the probability that no child is accepted.
 
 R is measured on decoded trees (`measured_rates`), or estimated from both models' distributions at
 the same steps (`greedy_rates`, `drawn_rates`).
@@ -26,11 +26,12 @@ StoredTokens = tuple[Integers, Floats, Floats]
 def measured_rates(accepted: Integers, children: Integers) -> Floats:
     """Return R over sibling indices, estimated from nodes with varying numbers of children.
 
-    The product-limit estimator (Kaplan and Meier 1958): of the nodes at which child i was tested,
-    the share that accepted it, times the probability that none before it was accepted. A node with
-    fewer children carries no information on the missing ones; it does not count as a rejection.
-    `accepted` (N,) is the sibling index of the accepted child of each node reached, from 1, 0 if
-    none was; `children` (N,) their number.
+    The product-limit estimator (Kaplan and Meier 1958): R(i) is the share that accepted child i, of
+    the nodes where it was tested, times the probability that none before it was accepted. A node
+    with fewer than i children says nothing about child i; it does not count as a rejection.
+
+    `accepted` (N,) is the sibling index, from 1, of the accepted child of each node reached, or 0
+    if none was accepted. `children` (N,) is the number of children of each node.
 
     >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
     [0.25, 0.375]
@@ -48,9 +49,9 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
 
 
 def greedy_rates(ranks: Integers, count: int) -> Floats:
-    """Return R, (count,), of trees of the drafter's most probable tokens, verified greedily.
+    """Return R (count,) of trees that draft the most probable tokens and are verified greedily.
 
-    `ranks` (N,) are those of the target's argmax under the drafter, from 1.
+    `ranks` (N,) are the drafter's ranks of the target's argmax, from 1.
     """
     return np.bincount(ranks, minlength=count + 1)[1 : count + 1] / len(ranks)
 
@@ -58,9 +59,10 @@ def greedy_rates(ranks: Integers, count: int) -> Floats:
 def aligned(target: StoredTokens, draft: StoredTokens) -> tuple[Floats, Floats]:
     """Return the distributions (N, 2 K + 2) of both models over the same tokens.
 
-    The columns are the drafter's stored tokens; those that only the target stored (0 for a token
-    that both stored); all other tokens of the target as one; all others of the drafter as one. The
-    two rests never match, so R is slightly too small where unstored tokens have much mass.
+    The columns are the drafter's K stored tokens, the target's K stored tokens (0 for a token that
+    is already among the drafter's), the rest of the target, and the rest of the drafter. The two
+    rests count as different tokens, so R is slightly too small where unstored tokens have much
+    mass.
     """
     ids, p, p_tail = target
     draft_ids, q, q_tail = draft
@@ -84,11 +86,12 @@ def _positions_among(ids: Integers, among: Integers) -> NDArray[np.intp]:
 
 
 def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) -> Floats:
-    """Return the sums of R over N steps, (count,), of drafts drawn without replacement.
+    """Return R summed over N steps, (count,), of drafts drawn without replacement.
 
-    `p` and `q` (N, U) are target and draft; `times` (N, U), independent Exp(1) numbers, decide the
-    drafted tokens and their order. With `races` the target runs the same race (ERSS). Otherwise
-    children are tested in turn (GSS), and their acceptance probabilities are summed exactly.
+    `p` and `q` (N, U) are the target's and the drafter's distributions. `times` (N, U), independent
+    Exp(1) numbers, decide which tokens are drafted, and in which order. With `races` the target
+    chooses its token with the same times (ERSS). Otherwise children are tested in turn (GSS), and
+    the exact probabilities of acceptance are summed.
     """
     with np.errstate(divide="ignore"):
         order = np.argsort(times / q, axis=1, kind="stable")[:, :count]

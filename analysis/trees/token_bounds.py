@@ -1,11 +1,12 @@
-"""Bounds on the tokens that a tree emits per call, from acceptance over sibling indices.
+"""Upper bounds on a tree's tokens per call, from acceptance over sibling indices.
 
-They are those of arXiv 2504.15475, for the zero-order prediction (`tree_tokens_per_call`);
-correlated acceptance can exceed them. Entropies are in nats. In a tree of k drafted tokens over an
-alphabet of L sibling indices a call stops at one of k + 1 nodes, the root included, with an index
-that has no child there: k (L - 1) + L endings. The entropy of the ending is G H[R], with G the
-expected tokens of the call, and is at most the logarithm of their number. So the bounds hold for
-any tree of k nodes, not only for tau*.
+They are those of arXiv 2504.15475, and bound the zero-order prediction (`tree_tokens_per_call`).
+With correlated acceptance a tree can exceed them. Entropies are in nats.
+
+Take a tree of k drafted tokens over L sibling indices. A call stops at one of k + 1 nodes, the root
+included, at an index that has no child there: it has k (L - 1) + L possible endings. The entropy of
+the ending is G H[R], with G the expected tokens of the call, and it is at most the logarithm of the
+number of endings. So the bounds hold for any tree of k nodes, not only for tau*.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..topk import Floats
 
-LARGEST_M = 1 << 53  # m beyond this is infinite: the bound differs by rounding only
+LARGEST_M = 1 << 53  # a larger m is taken as infinite: the bound differs by rounding only
 
 
 def index_entropy(rates: Floats) -> float:
@@ -45,10 +46,11 @@ def tunstall_upper(entropy: float, indices: int, k: int, tight: bool) -> float:
 def residual_upper(rates: Floats, k: int, m: int, tight: bool) -> float:
     """Return the bound of Lemma 4.3 on the tokens per call of k drafted tokens.
 
-    (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m): the probability p_res
-    that the (d,) indices of `rates` leave over is spread evenly over m >= 1 more. The tree uses
-    none of these, so any m gives a valid bound; the m >= p_res / min R of the lemma is not needed.
-    `tight` counts the endings as in equation (29), log((k + 1)(d + m) - k).
+    The bound is (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m). Here
+    p_res = 1 - sum R is the probability that no index of `rates` (d,) is accepted. It is spread
+    evenly over m >= 1 further indices, which the tree does not use. So any m gives a valid bound;
+    the lemma's condition m >= p_res / min R is not needed. `tight` counts the endings as in
+    equation (29), log((k + 1)(d + m) - k).
     """
     rest = _rest(rates)
     if rest == 0:
@@ -60,9 +62,9 @@ def residual_upper(rates: Floats, k: int, m: int, tight: bool) -> float:
 def least_residual_upper(rates: Floats, k: int, tight: bool) -> tuple[float, float]:
     """Return the m that minimises `residual_upper`, and the bound there.
 
-    The bound falls up to some m and grows after it, so the sign of its slope locates this m. Where
-    H[R(1), ..., R(d), p_res] <= p_res log(k + 1) it always falls: m is inf, and the bound is
-    1 / p_res, as a call ends with probability p_res at each token.
+    The bound falls up to some m and grows after it, so m is found by bisection on the sign of the
+    slope. Where H[R(1), ..., R(d), p_res] <= p_res log(k + 1) the bound falls for all m: then m is
+    inf, and the bound is 1 / p_res, as a call ends with probability p_res at each token.
     """
     rest = _rest(rates)
     if rest == 0:
@@ -77,7 +79,7 @@ def least_residual_upper(rates: Floats, k: int, tight: bool) -> tuple[float, flo
 
     if entropy <= rest * math.log(k + 1) or not rises(LARGEST_M):
         return math.inf, 1 / rest
-    first = bisect_left(range(1, LARGEST_M), True, key=rises) + 1  # where the bound rises
+    first = bisect_left(range(1, LARGEST_M), True, key=rises) + 1  # least m at which it rises
     return min(
         ((m, residual_upper(rates, k, m, tight)) for m in (max(first - 1, 1), first)),
         key=lambda pair: pair[1],

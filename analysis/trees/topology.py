@@ -84,19 +84,19 @@ class Topology:
 
     def by_level(self) -> Topology:
         """Return the tree with nodes renumbered by depth, siblings in order."""
-        return self._of(sorted(range(len(self)), key=self.depths.__getitem__))
+        return self._subtree(sorted(range(len(self)), key=self.depths.__getitem__))
 
     def within(self, depth: int) -> Topology:
-        """Return the tree without nodes below `depth`; drafts are cut so where an answer ends.
+        """Return the tree without nodes deeper than `depth`; drafts are cut so at an answer's end.
 
         >>> symmetric(2, 3).within(1)
         Topology(parents=(-1, -1))
         """
-        return self._of([node for node, at in enumerate(self.depths) if at <= depth])
+        return self._subtree([node for node, at in enumerate(self.depths) if at <= depth])
 
-    def _of(self, nodes: Sequence[int]) -> Topology:
-        """Return the tree of some nodes, whose parents are among them, numbered in this order."""
-        number = {ROOT: ROOT, **{node: place for place, node in enumerate(nodes)}}
+    def _subtree(self, nodes: Sequence[int]) -> Topology:
+        """Return the tree of `nodes`, which have their parents, renumbered in this order."""
+        number = {ROOT: ROOT, **{node: new for new, node in enumerate(nodes)}}
         return Topology(tuple(number[self.parents[node]] for node in nodes))
 
 
@@ -118,7 +118,7 @@ class DynamicTree:
         return min(self.nodes, self.width + (self.depth - 1) * self.width**2)
 
     @property
-    def read(self) -> int:
+    def nodes_read(self) -> int:
         """The largest number of nodes that the drafter processes, kept or not."""
         return (self.depth - 1) * self.width
 
@@ -164,10 +164,10 @@ def spec_infer(depth: int = 8) -> Topology:
 def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> float:
     """Return the expected tokens of a target call: the accepted ones and the one after them.
 
-    Equation (2) of arXiv 2504.15475 plus one token, as a zero-order prediction: every level accepts
-    child i with the same probability R(i), of `rates` (J,), independent of the others, so a node is
-    accepted with the product of R over the sibling indices of its path. With correlated acceptance
-    the true number differs.
+    Equation (2) of arXiv 2504.15475 plus one token. It is a zero-order prediction: every level
+    accepts child i with the same probability R(i), independently of other levels. So a node is
+    accepted with the product of R over the sibling indices on its path. With correlated acceptance
+    the true number differs. `rates` (J,) are R(1), R(2), ...
 
     Raises:
         ValueError: a node has a sibling index above J.
@@ -188,11 +188,11 @@ def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> flo
 
 
 def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Topology:
-    """Return tau*(k), the tree of k nodes with the most expected tokens, of any or some depth.
+    """Return tau*(k), the tree of k nodes, at most `depth` deep, with the most expected tokens.
 
     Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k). `rates` (J,) are R(1), R(2),
-    ...: the probability that child i is the accepted one. Only these indices are drafted;
-    acceptance beyond them is unknown and counts as 0.
+    ...: the probability that child i is the accepted one. The tree uses only these J indices, since
+    the acceptance of others is unknown. Without `depth` any depth is allowed.
 
     Raises:
         ValueError: rates are not probabilities, or no tree of k nodes has that depth and width.
@@ -213,11 +213,14 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
 def best_trees(
     rates: Sequence[float] | Floats, k: int, depth: int | None = None
 ) -> tuple[Topology, Floats]:
-    """Return the largest tau* of at most k nodes, whose first n nodes are tau*(n).
+    """Return the largest tau* of at most k nodes, and the expected tokens of all smaller ones.
 
-    Beside it (n + 1,) expected tokens of its first 0, ..., n nodes. It grows by the most probable
-    candidate, whose first child and next sibling become candidates. Ties go to the shallower node,
-    then to the older candidate.
+    In each step the most probable candidate joins the tree, and its first child and next sibling
+    become candidates. Ties go to the shallower node, then to the older candidate.
+
+    Returns:
+        The tree, of n <= k nodes, whose first i nodes are tau*(i); and (n + 1,) the expected tokens
+        per call of its first 0, ..., n nodes.
     """
     probabilities = np.asarray(rates, dtype=np.float64)
     if (
@@ -232,19 +235,19 @@ def best_trees(
     levels = k if depth is None else depth
     parents: list[int] = []
     tokens = [1.0]
-    waiting: list[tuple[float, int, int, int, int, float]] = []
+    candidates: list[tuple[float, int, int, int, int, float]] = []  # a heap
 
-    def wait(parent: int, above: float, depth: int, index: int) -> None:
+    def add_candidate(parent: int, above: float, depth: int, index: int) -> None:
         if depth <= levels and index < len(probabilities):
             probability = above * float(probabilities[index])
-            ticket = 2 * len(parents) + bool(index)  # unique: each node adds two candidates
-            heapq.heappush(waiting, (-probability, depth, ticket, parent, index, above))
+            age = 2 * len(parents) + bool(index)  # unique: each node adds two candidates
+            heapq.heappush(candidates, (-probability, depth, age, parent, index, above))
 
-    wait(ROOT, 1.0, 1, 0)
-    while waiting and len(parents) < k:
-        negative, level, _, parent, index, above = heapq.heappop(waiting)
+    add_candidate(ROOT, 1.0, 1, 0)
+    while candidates and len(parents) < k:
+        negative, level, _, parent, index, above = heapq.heappop(candidates)
         parents.append(parent)
         tokens.append(tokens[-1] - negative)
-        wait(len(parents) - 1, -negative, level + 1, 0)
-        wait(parent, above, level, index + 1)
+        add_candidate(len(parents) - 1, -negative, level + 1, 0)
+        add_candidate(parent, above, level, index + 1)
     return Topology(tuple(parents)), np.array(tokens)

@@ -188,4 +188,4 @@ def extra_columns(tree: TreeShape | None) -> int:
         return 0
     if isinstance(tree, Topology):
         return len(tree)
-    return max(len(tree), tree.read)
+    return max(len(tree), tree.nodes_read)

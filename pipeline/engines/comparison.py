@@ -2,7 +2,9 @@
 
 Three clocks can time a run; the first that every answer of both runs has is taken. The engine's own
 clock times decoding (llama.cpp); `pipeline.ask` times whole requests. Both give an interval over
-prompts. Else the pages of /metrics do, with a rough interval from their numbers of requests. The
+prompts. Else the pages of /metrics do, with a rough interval from their numbers of requests. With
+several requests at once the engine's clock is not taken: a request's decoding then waits for the
+prefill of others, and drafts change how often. The
 servers must have answered the same requests at the same load: where the counts show that they did
 not, nothing is recommended.
 """
@@ -32,6 +34,8 @@ SAME_LOAD = 1.5  # times as many requests at once; answers of other lengths leav
 IMPLAUSIBLE = 20  # passes that a step costs
 ROUGH_SPREAD = 0.3  # standard deviation of a request's log seconds per token: docs/engine.md
 CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole requests"}
+OF_PAGES = "sums of the pages, prefill left out"
+OF_SEVERAL = ("seconds",)  # the clocks that hold with several requests at once
 
 
 class Speed(NamedTuple):
@@ -59,12 +63,18 @@ class Speed(NamedTuple):
         return estimate_text(times, unit=unit, apart=[1], zero_width=True)
 
 
+def clocks_of(runs: Sequence[Run]) -> Sequence[str]:
+    """Return the clocks of answers that hold for runs, the best first."""
+    return OF_SEVERAL if any((run.load or 1) > 1 for run in runs) else tuple(CLOCKS)
+
+
 def compare(
-    base: Run, runs: Sequence[Run], statistics: Resampling
+    base: Run, runs: Sequence[Run], statistics: Resampling, clocks: Sequence[str] = ()
 ) -> tuple[list[Speed], list[str]]:
     """Return the speed and the cost of a step of each run, and what the reader must know of them.
 
-    The base is without drafts. Intervals hold for all runs together.
+    The base is without drafts. Intervals hold for all runs together. `clocks` are those of answers
+    that may be taken; by default those that hold for these runs.
     """
     if base.has_drafter:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
@@ -78,10 +88,15 @@ def compare(
             raise PipelineError(
                 f"{base.path} is of {base.engine} and {run.path} of {run.engine}: give those of one"
             )
-    clock, speeds = _speeds(base, runs, statistics)
+    clock, speeds = _speeds(base, runs, statistics, clocks or clocks_of([base, *runs]))
     notes = [f"speed beside the target alone: {clock}"] if clock else []
     for i, run in enumerate(runs):
         doubts = _differences(base, run) + _doubts_of_cost(run, speeds[i].cost)
+        if clock == OF_PAGES and _waits_for_others(base):
+            doubts.append(
+                f"{run.path.name}: with several requests at once {run.engine} counts the prefill "
+                "of others as decoding: give answers that python -m pipeline.ask saved"
+            )
         notes += doubts
         speeds[i] = speeds[i]._replace(compares=not doubts)
         if run.draft_share < LEAST_FOR_COST:  # NaN compares as false
@@ -93,11 +108,18 @@ def compare(
     return speeds, notes
 
 
-def _speeds(base: Run, runs: Sequence[Run], statistics: Resampling) -> tuple[str, list[Speed]]:
+def _waits_for_others(run: Run) -> bool:
+    """Say whether the seconds of a run's decoding hold the prefill of other requests."""
+    return engine_named(run.engine).counts_prefill and (run.load or 1) > 1
+
+
+def _speeds(
+    base: Run, runs: Sequence[Run], statistics: Resampling, clocks: Sequence[str]
+) -> tuple[str, list[Speed]]:
     """Return the clock, and the speed of each run by it with the cost of a step."""
     none = Speed(math.nan)
     pages = [gain(base.page, run.page) if base.page and run.page else none for run in runs]
-    clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
+    clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics, clocks)
     if of_answers is None:
         if all(math.isnan(speed.times) for speed in pages):
             return "", pages
@@ -105,10 +127,10 @@ def _speeds(base: Run, runs: Sequence[Run], statistics: Resampling) -> tuple[str
         for i, run in enumerate(runs):
             if base.page and run.page:
                 pages[i] = _roughly(pages[i], (base.page.requests, run.page.requests), z)
-        return "sums of the pages, prefill left out", pages
+        return OF_PAGES, pages
     speeds = []
     for row, of_page, run in zip(np.transpose(of_answers).tolist(), pages, runs, strict=True):
-        cost = of_page.cost
+        cost = math.nan if _waits_for_others(base) else of_page.cost
         shares = 1.0, 0.0
         if math.isnan(cost):
             cost = _cost_from_speed(run.counts, row[0])
@@ -239,17 +261,21 @@ def gain(base: Counts, run: Counts) -> Speed:
     return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
 
 
-def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, Estimate | None]:
-    """Return the clock that all runs have of each answer, and the (R - 1,) speeds."""
+def _by_answers(
+    runs: Sequence[Counts], statistics: Resampling, clocks: Sequence[str]
+) -> tuple[str, Estimate | None]:
+    """Return the first clock that all runs have of each answer, and the (R - 1,) speeds by it."""
     answers = [run.answers for run in runs]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
     sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
     tokens = np.array(sizes, dtype=np.float64)  # (P, R)
-    for clock, words in CLOCKS.items():
+    for clock in clocks:
         seconds = np.array([[getattr(of[name], clock) for of in answers] for name in prompts])
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = speed_bootstrap(len(prompts), *statistics)
         speeds = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
-        return f"{words}, {len(prompts)} prompts", Estimate(*(numbers[1:] for numbers in speeds))
+        return f"{CLOCKS[clock]}, {len(prompts)} prompts", Estimate(
+            *(numbers[1:] for numbers in speeds)
+        )
     return "", None

@@ -18,6 +18,7 @@ from pipeline.engines.runs import Run
 from pipeline.engines.speed_by_load import (
     Load,
     costs_at,
+    load_rows,
     load_table,
     predicted_rows,
     rates_and_draft_share,
@@ -35,7 +36,8 @@ def schedule(loads: Sequence[Load]) -> list[str]:
             "send the same requests to both servers, as many at once"
         ]
     ranges = draft_lengths(loads)
-    lines = [f"schedule: {_in_words(ranges)}", *map(_reason, known)]
+    reasons = [f"load {load.requests}: {_reason(load)}" for load in known]
+    lines = [f"schedule: {_in_words(ranges)}", *reasons]
     return [*lines, _basis([load.requests or 0 for load in known]), *_flags(known, ranges)]
 
 
@@ -64,21 +66,20 @@ def _chosen(load: Load) -> int:
 
 
 def _reason(load: Load) -> str:
-    """Return the line that says how sure the length at a measured load is."""
+    """Return the length at a measured load, and how sure it is."""
     run, speed = _fastest(load)
-    place = f"load {load.requests}"
     if speed.times <= 1:
-        return f"{place}: none: the fastest drafts, of {run.length}, are {speed} as fast"
+        return f"none: the fastest drafts, of {run.length}, are {speed} as fast"
     doubt = doubt_of(speed)
     if doubt:
-        return f"{place}: {doubt}: drafts of {run.length} are {speed} as fast"
+        return f"{doubt}: drafts of {run.length} are {speed} as fast"
     near = [
         f"{length} ({other.times:.2f})"
         for length, (_, other) in sorted(load.measured.items())
         if length != run.length and other.times >= speed.low
     ]
     perhaps = f"; perhaps not faster than those of {', '.join(near)}" if near else ""
-    return f"{place}: drafts of {run.length} are {speed} as fast{perhaps}"
+    return f"drafts of {run.length} are {speed} as fast{perhaps}"
 
 
 def _ranges(loads: Sequence[Load], chosen: dict[int, int]) -> Ranges:
@@ -162,7 +163,12 @@ def _flags(loads: Sequence[Load], ranges: Ranges) -> list[str]:
         ]
     form = [list(entry) for entry in ranges]
     flags = flags.replace("}'", f', "{engine.schedule_key}": {form}}}\'')
-    return [f"flags: {flags}, {rest}"]
+    lines = [f"flags: {flags}, {rest}"]
+    if any(length == 0 for _, _, length in ranges):
+        lines.append(
+            "where it drafts none, this server may be slower than one without a drafter: measure it"
+        )
+    return lines
 
 
 def _supposed(supposed: WhatIf) -> str:
@@ -175,9 +181,17 @@ def _supposed(supposed: WhatIf) -> str:
 
 
 def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
-    """Return the lines of a prediction at another acceptance rate or load."""
+    """Return the lines of a prediction at another acceptance rate or load.
+
+    At a measured load and the acceptance that was measured it is no prediction.
+    """
     at = supposed.concurrent
     measured = [load.requests for load in loads]
+    same = next((load for load in _known(loads) if load.requests == at), None)
+    if same is not None and supposed.acceptance is None:
+        rows = [row for row in load_rows(loads) if row.load == at]
+        words = f"at {at} request{'' if at == 1 else 's'} at once, measured: {_reason(same)}"
+        return ["", f"what if {_supposed(supposed)}:", *load_table(rows), words]
     rows = predicted_rows(loads, measured if at is None else [at], supposed.acceptance)
     lines = ["", f"what if {_supposed(supposed)}:", *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):

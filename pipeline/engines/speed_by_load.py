@@ -27,7 +27,7 @@ from analysis.decoding.draft_length import (
 from analysis.statistics.bootstrap import Resampling
 from analysis.topk import Floats
 from pipeline.core.errors import PipelineError
-from pipeline.engines.comparison import SAME_LOAD, Speed, compare
+from pipeline.engines.comparison import SAME_LOAD, Speed, clocks_of, compare
 from pipeline.engines.recommendation import doubt_of, known_rates
 from pipeline.engines.runs import Run
 
@@ -199,7 +199,7 @@ def compare_by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[L
         if not specs:
             notes.append(f"{base.path.name} has no run with drafts at its load, {base.load}")
             continue
-        speeds, said = compare(base, specs, statistics)
+        speeds, said = compare(base, specs, statistics, clocks_of(runs))
         loads.append(Load(base.load, base, specs, speeds, said))
     return sorted(loads, key=lambda load: load.requests or 0), notes
 
@@ -342,6 +342,19 @@ def load_rows(loads: Sequence[Load]) -> list[Row]:
             predicted = [row for row in every if row.length not in load.measured]
         rows += sorted([*measured, *predicted], key=lambda row: row.length or math.inf)
     return rows
+
+
+def rows_between(loads: Sequence[Load]) -> list[Row]:
+    """Return the predicted rows at twice, four times, ... the smallest load, between measured ones.
+
+    None where no two loads tell the cost of a step, or no run its rates.
+    """
+    ends = [load.requests for load in loads if load.requests and load.costs is not None]
+    if len(ends) < 2 or not rates_and_draft_share(loads)[0]:
+        return []
+    doubled = [min(ends) * 2**times for times in range(1, max(ends).bit_length())]
+    between = [at for at in doubled if at < max(ends) and at not in ends]
+    return predicted_rows(loads, between, None)
 
 
 def predicted_rows(

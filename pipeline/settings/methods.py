@@ -102,7 +102,7 @@ class DraftTree:
         size = {
             "symmetric": sum(width**level for level in range(1, draft_length + 1)),
             "spec_infer": 3 * draft_length,
-            DYNAMIC: growth.read,
+            DYNAMIC: growth.nodes_read,
         }.get(self.shape, draft_length)
         if size > MOST_NODES:
             raise ValueError(

@@ -13,7 +13,13 @@ from analysis.statistics.bootstrap import Resampling
 from pipeline import engine
 from pipeline.engines.comparison import compare
 from pipeline.engines.runs import read_run, run_files
-from pipeline.engines.speed_by_load import compare_by_load, costs_at, load_rows, predicted_rows
+from pipeline.engines.speed_by_load import (
+    compare_by_load,
+    costs_at,
+    load_rows,
+    predicted_rows,
+    rows_between,
+)
 from tests.engines import metrics, vllm_page
 
 STATISTICS = Resampling(200, 0.95, 0)
@@ -94,6 +100,7 @@ def test_the_schedule_is_what_vllm_reads(tmp_path, capsys):
     assert config["num_speculative_tokens"] == 2
     assert ranges[0][0] == 1
     assert ranges[-1][1:] == [16, 0]
+    assert "slower than one without a drafter: measure it" in screen
     assert all(entry[0] == before[1] + 1 for before, entry in pairwise(ranges))
     # 1.9 tokens at 1.2 + 1.2 log2(n) / 4 passes: 1.1 times as fast up to n = 3.01
     assert ranges == [[1, 3, 2], [4, 16, 0]]
@@ -457,3 +464,102 @@ def test_the_answers_tell_their_load_without_a_record(tmp_path):
     assert read_run(rows(tmp_path / "a.jsonl", values)).load == 4
     values[0]["concurrent"] = 8  # two loads in a file
     assert read_run(rows(tmp_path / "a.jsonl", values)).load is None
+
+
+def llama_run(folder, load, seconds, decode_seconds, drafted):
+    """Write ten answers of llama.cpp, of 31 tokens each, and their pages; read them.
+
+    With drafts of two, in ten calls an answer that each accept one token, 20 passes an answer.
+    """
+    name = f"{'d' if drafted else 'a'}{load}"
+    said = {"draft_n": 20, "draft_n_accepted": 10} if drafted else {}
+    timings = {"predicted_n": 31, "predicted_ms": 1000 * decode_seconds, "cache_n": 0, **said}
+    body = {"content": "x", "stop": True, "tokens": [5] * 31, "timings": timings}
+    rows = [
+        {"custom_id": f"c{at}", "response": body, "seconds": seconds, "concurrent": load}
+        for at in range(10)
+    ]
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    passes = 210 if drafted else 310  # of which ten are prefill's
+    counters = {
+        "n_decode_total": passes / load, "n_busy_slots_per_decode": load,
+        "tokens_predicted_total": 310, "tokens_predicted_seconds_total": 10 * decode_seconds,
+        "spec_decode_num_drafts_total": 100 if drafted else 0,
+        "spec_decode_num_draft_tokens_total": 200 if drafted else 0,
+        "spec_decode_num_accepted_tokens_total": 100 if drafted else 0,
+    }  # fmt: skip
+    places = {0: 100, 1: 0} if drafted else {}
+    key = "spec_decode_num_accepted_tokens_per_pos_total"
+    counters |= {f'{key}{{position="{place}"}}': n for place, n in places.items()}
+    for moment, share in (("before", 0), ("after", 1)):
+        text = "".join(f"llamacpp:{of} {share * count}\n" for of, count in counters.items())
+        path.with_suffix(f".{moment}.txt").write_text(text)
+    record = {"answers_of_pages": 10, "concurrent": load, "engine": "llama.cpp"}
+    path.with_suffix(".json").write_text(json.dumps(record))
+    return read_run(path)
+
+
+@pytest.mark.parametrize(("load", "whole"), [(1, False), (2, True), (8, True)])
+def test_llama_cpps_clock_is_not_taken_with_several_requests(load, whole, tmp_path):
+    """Decoding takes twice as long, since it waits for the prefill of others; requests do not."""
+    base = llama_run(tmp_path, load, 4.0, 1.0, drafted=False)
+    run = llama_run(tmp_path, load, 4.0, 2.0, drafted=True)
+    (speed,), notes = compare(base, [run], STATISTICS)
+    assert speed.times == pytest.approx(1.0 if whole else 0.5)
+    # 30 tokens of 20 passes, half of them with a draft: (1.5 or 3 passes each - 0.5) / 0.5
+    assert speed.cost == pytest.approx(2.0 if whole else 5.0)
+    assert ("whole requests" in notes[0]) == whole
+    assert speed.compares
+
+
+def test_llama_cpps_loads_are_compared_by_one_clock(tmp_path):
+    runs = [
+        llama_run(tmp_path, load, 4.0, 2.0 if drafted else 1.0, drafted)
+        for load in (1, 8)
+        for drafted in (False, True)
+    ]
+    loads, _ = compare_by_load(runs, STATISTICS)
+    assert [load.speeds[0].times for load in loads] == pytest.approx([1.0, 1.0])
+    assert all("whole requests" in load.notes[0] for load in loads)
+
+
+@pytest.mark.parametrize(("load", "compares"), [(1, True), (2, False)])
+def test_llama_cpps_pages_of_several_requests_do_not_compare(load, compares, tmp_path):
+    for drafted in (False, True):
+        llama_run(tmp_path, load, 4.0, 1.0, drafted)
+    base, run = (read_run(tmp_path / f"{name}{load}.after.txt") for name in "ad")
+    (speed,), notes = compare(base, [run], STATISTICS)
+    assert speed.compares == compares
+    assert any("prefill of others" in note for note in notes) != compares
+
+
+@pytest.mark.parametrize(("load", "measured"), [(7, False), (8, True), (9, False)])
+def test_what_if_at_a_measured_load_is_what_was_measured(load, measured, tmp_path, capsys):
+    folder = grid(tmp_path, {1: 1.2, 8: 2.4})
+    words = f"outputs={tmp_path}/o", f"what_if.concurrent={load}"
+    said = screen_of(capsys, folder, *words).splitlines()[-1]
+    assert said.startswith(f"at {load} requests at once")
+    assert ("measured: none: the fastest drafts, of 2, are 0.79 times" in said) == measured
+    assert ("predicted" in said) != measured
+    other = screen_of(capsys, folder, *words, "what_if.acceptance=0.9").splitlines()[-1]
+    assert "predicted" in other
+
+
+@pytest.mark.parametrize(
+    ("costs", "between"),
+    [
+        ({1: 1.2, 2: 1.4}, []),
+        ({1: 1.2, 3: 1.4}, [2]),
+        ({1: 1.2, 8: 2.4}, [2, 4]),
+        ({1: 1.2, 9: 2.4}, [2, 4, 8]),
+        ({1: 1.2, 4: 2.0, 8: 2.4}, [2]),
+        ({3: 1.2, 13: 2.4}, [6, 12]),
+        ({8: 2.4}, []),
+    ],
+)
+def test_the_figure_has_predictions_between_loads(costs, between, tmp_path):
+    loads, _ = loads_of(grid(tmp_path, costs))
+    rows = rows_between(loads)
+    assert sorted({row.load for row in rows}) == between
+    assert {row.verdict for row in rows} <= {"predicted"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.acceptance.target import Target
 from analysis.decoding.metrics import Decoded
-from analysis.report.published import PAPERS
+from analysis.report.published import PAPER_MODELS
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.stage import Artifact, Json
 from pipeline.core.timings import distinct, in_words, machines
@@ -59,7 +59,7 @@ def introduction(setups: Mapping[str, Mapping[str, str]], statistics: Resampling
         f"Statistics are over decoding steps, with {100 * statistics.confidence:g} % bootstrap "
         f"intervals over prompts ({statistics.resamples} resamples): docs/method.md.",
     ]
-    of_paper = next((facts for name, facts in setups.items() if name in PAPERS), None)
+    of_paper = next((facts for name, facts in setups.items() if name in PAPER_MODELS), None)
     if of_paper is None:
         return texts
     names = [MESSAGE, *(WORDS[key] for key in OPEN)]
