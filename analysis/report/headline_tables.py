@@ -171,7 +171,8 @@ def relax_speed_table(
     by_row = Estimate(*zip(*speeds, strict=True))
     cells = relax.cells.assign(**{"speed here, predicted": speed_texts(by_row)})
     caption = (
-        f"{relax.caption} Predicted: at γ of the drafter's method above, after the first token."
+        f"{relax.caption} Predicted: not timed, at γ of the drafter's method above, after the "
+        "first token; what was timed stands in the first table."
     )
     data = relax.data.assign(**by_row.columns("speed"))
     return Table("relax_speed", relax.title, caption, data, cells)
