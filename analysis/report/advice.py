@@ -141,8 +141,8 @@ def _outlook(run: Run, predicted: pd.DataFrame | None) -> str:
         here = f"best here, as predicted: {_drafted(found.best_length)}, {times}"
     elsewhere = "nor where longer passes cost nothing"
     if found.bound_length:
-        times = f"{found.bound_speed:.2f} times"
-        elsewhere = f"{_drafted(found.bound_length)}, {times}, if longer passes cost nothing"
+        best = f"best with {_drafted(found.bound_length)}, {found.bound_speed:.2f} times as fast"
+        elsewhere = f"if longer passes cost nothing, {best}"
     return (
         f"{method_in_words(run)}: a call takes as long as {found.cost.value:.2f} passes over one "
         f"token here and gives {run['tokens_per_call']:.2f} tokens; {here}; {elsewhere}."

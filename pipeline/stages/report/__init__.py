@@ -136,7 +136,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=56,
+    version=57,
     upstream=UPSTREAM,
     tables={},
     plan=plan,

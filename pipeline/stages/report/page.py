@@ -86,7 +86,7 @@ def page_files(
         bars=[item for item in items if item.name == BARS],
         lengths=[item for item in items if item.name == LENGTHS],
         missed_predictions=[
-            line
+            line if len(targets) == 1 else f"{pair.target}: {line}"
             for pair, speeds, table in zip(
                 content.decoded, content.speeds, content.predicted, strict=True
             )
