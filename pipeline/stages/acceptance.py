@@ -1,4 +1,4 @@
-"""Stage acceptance: drafted tokens that every rule accepts, beside those that are certified.
+"""Stage acceptance: which drafted tokens each rule accepts, and which it certifies.
 
 Run it with ``python -m pipeline stage=acceptance drafter=...``. Certificates are computed from the
 drafts artifact's own columns: they must belong to the same p as its ranks and KL.
