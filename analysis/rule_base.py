@@ -37,9 +37,9 @@ FIELDS_CHECKED = pydantic.ConfigDict(
 )
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
 NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
-MOST_TITLE = 40  # characters of a docstring in a title
+MOST_TITLE = 40  # most characters of a docstring in a title
 FLAGS = {"accepts", "undefined"}
-ASKED = FLAGS | {"cut", "accepted_count"}  # a rule's methods of a distribution
+ASKED = FLAGS | {"cut", "accepted_count"}  # methods of a rule that take a distribution
 HOME = f"{__package__}.rules"  # the module of the built-in rules
 # attributes of a class as 1.0 named them: a user's class may
 FORMER = {"shown": "title_format", "ends": "search_range", "decided_by": "columns_read"}
@@ -63,7 +63,9 @@ class Threshold:
         if ranks.dtype.kind not in "iu" or ranks.shape not in shapes or np.any(ranks < 1):
             return f"max_rank={self.max_rank!r}: give None, or integers of at least 1"
         if offset.dtype.kind not in "fiu" or offset.shape not in shapes or np.isnan(offset).any():
-            return f"offset={self.offset!r}: give a number, or one a step; -inf accepts every token"
+            return (
+                f"offset={self.offset!r}: give a number, or one per step; -inf accepts every token"
+            )
         if slope.dtype.kind not in "fiu" or slope.shape or not np.isfinite(slope):
             return f"slope={self.slope!r}: give a finite number"
         return ""
@@ -214,7 +216,7 @@ class Rule:
             right = bool(np.all(((counts >= 1) | unknown) & (counts <= size)))
         if not right:
             raise RuleError(
-                f"rule {self.label!r}: accepted_count must give one integer a step, in "
+                f"rule {self.label!r}: accepted_count must give one integer per step, in "
                 f"[1, {size}], or {UNKNOWN} where more than the stored tokens are accepted"
             )
         return counts
@@ -247,7 +249,7 @@ class Rule:
             if cut is None:
                 raise RuleError(
                     f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
-                    f"is not among the K={dist.k} stored ones: store more tokens a step, or give "
+                    f"is not among the K={dist.k} stored ones: store more tokens per step, or give "
                     "the rule a method cut(dist)"
                 )
             accepted[beyond] = cut.accepts(dist, rank, log_prob)[beyond]
@@ -272,7 +274,7 @@ def check_k(
 
 
 def _named(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of a user's rule whose errors name the rule, and which can't change steps."""
+    """Wrap a method of a user's rule: its errors name the rule, and it can't change the steps."""
 
     @wraps(method)
     def named(rule: Rule, dist: TopK, *values: Any, **others: Any) -> Any:
@@ -288,14 +290,14 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
             raise RuleError(f"rule {rule.label!r}: {' '.join(said.split())}") from error
         flags = np.asarray(found)
         if name in FLAGS and (flags.shape != (len(dist),) or flags.dtype != np.bool_):
-            raise RuleError(f"rule {rule.label!r}: {name} must give one boolean a step")
+            raise RuleError(f"rule {rule.label!r}: {name} must give one boolean per step")
         return found
 
     return named
 
 
 def _in_one_line(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a rule's `__init__` that takes NumPy's scalars, and says in one line what is wrong."""
+    """Return a rule's `__init__` that also takes NumPy scalars, and has one-line errors."""
 
     @wraps(init)
     def checked(rule: Rule, *values: Any, **named: Any) -> None:

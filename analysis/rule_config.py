@@ -1,4 +1,4 @@
-"""Rules from plain configuration, and back to it."""
+"""Build rules from plain configuration, and turn them back into it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ EXAMPLE = "{rule: additive, t: 0.1}"
 def build(mapping: Mapping[str, Any]) -> Rule:
     """Make a rule from plain configuration.
 
-    A built-in rule has a short name, ``{"rule": "additive", "t": 0.1}``, a user's own the place of
-    its class, ``{"_target_": "my_rules.Confident", "c": 0.9}``.
+    A built-in rule is given by its short name, ``{"rule": "additive", "t": 0.1}``, a user's own by
+    the import path of its class, ``{"_target_": "my_rules.Confident", "c": 0.9}``.
 
     Raises:
-        ValueError: a rule, key, type or value is wrong; names key, value and what is allowed.
+        ValueError: a rule, key, type or value is wrong; the message names it and what is allowed.
     """
     kind, values = rule_class(mapping)
     return checked(kind, values, f"rule {kind.name}")
 
 
 def rule_class(mapping: Any) -> tuple[type[Rule], dict[str, Any]]:
-    """Return the class that a mapping names, ValueError if there is none, and the other keys."""
+    """Return the class that a mapping names, and its other keys; ValueError for no such rule."""
     if not isinstance(mapping, Mapping):
         raise ValueError(f"{mapping!r} is not a rule: give a mapping such as {EXAMPLE}")
     values = dict(mapping)
@@ -65,7 +65,7 @@ def to_mapping(rule: Rule) -> dict[str, Any]:
 
 
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
-    """Build rules; a list as a value gives a rule for each entry, several lists their product.
+    """Build rules. A value may be a list: there is a rule for each combination of list entries.
 
     >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
     ['additive t=0.1', 'additive t=0.2']

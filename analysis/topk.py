@@ -1,7 +1,7 @@
 """Next-token distributions of many decoding steps, each stored by its top K tokens.
 
-The stage distributions computes the same sums on its device (`pipeline.models.logit_statistics`).
-Its tests compare the two.
+Stage distributions computes the same sums on the model's device, in
+`pipeline.models.logit_statistics`; a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
 
-PART = 8192  # steps that are computed with at a time
+PART = 8192  # steps processed at a time
 LOGITS_AT_ONCE = 2**21  # logits processed at a time
 PROBABILITIES_AT_ONCE = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
-TOLERANCE = 1e-9  # allowed in the sum of the masses: float64 stays far below it, float32 does not
-PRINTED_ERROR = 1e-6  # error allowed in sums of printed, or of float32, probabilities
-ROUNDING = 1e-12  # of probabilities, their logarithms and sums; far above that of float64
+TOLERANCE = 1e-9  # error allowed in sums of float64 probabilities; float32 can exceed it
+PRINTED_ERROR = 1e-6  # error allowed in sums of probabilities that are printed or float32
+ROUNDING = 1e-12  # assumed error of float64 probabilities, logarithms and sums; far above the true
 
 
 class Distributions(Protocol):
@@ -43,7 +43,7 @@ class Distributions(Protocol):
     def __len__(self) -> int: ...
 
     def parts(self, wanted: Flags | None = None) -> Iterator[tuple[Indices, TopK]]:
-        """Yield the steps in order, of (N,) the wanted ones or all: indices and distributions."""
+        """Yield the indices and the distributions of the `wanted` (N,) steps, part by part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class TopK:
         full = as_rows("logits", logits)
         k = _stored_count(k, full.shape[1])
         temperature = between("temperature", temperature, 0.0)
-        largest = full.max(axis=1)  # of a row with a NaN it is NaN
+        largest = full.max(axis=1)  # NaN if the row has a NaN
         _check_steps(
             "largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked"
         )
@@ -150,7 +150,7 @@ class TopK:
         vocab_size: int,
         temperature: float = 1.0,
     ) -> TopK:
-        """Build steps from stored columns, without copying them; the attributes tell what they are.
+        """Build steps from stored columns, without copying them. They are described at the class.
 
         All but the raw logits are at the given temperature, and `log_tail` is good to 1e-9.
 
@@ -176,10 +176,12 @@ class TopK:
         tail = np.exp(dist.log_tail)
         mass, least = _stored_mass(dist, logits)
         total = tail + mass
-        allowed = f"columns with which it is 1, within {TOLERANCE:g}"
+        allowed = f"columns whose probabilities sum to 1, within {TOLERANCE:g}"
         _check_steps("sum of probabilities", total, np.abs(total - 1.0) <= TOLERANCE, allowed)
         most = (dist.vocab_size - dist.k) * least + TOLERANCE
-        allowed = "the log of a mass that tokens behind rank K can have, each at most as probable"
+        allowed = (
+            "the log of a mass that is possible with no other token above the K-th probability"
+        )
         _check_steps("log_tail", dist.log_tail, tail <= most, allowed)
         _check_steps("entropy", dist.entropy, dist.entropy >= -TOLERANCE, "nats, at least 0")
         return dist
@@ -208,7 +210,9 @@ class TopK:
         values = as_rows("log_probs", log_probs).astype(np.float64)
         off = as_array("error", error)
         if off.dtype.kind not in "fiu":
-            raise ValueError(f"error is {described(error)}: give nats, a number or one a value")
+            raise ValueError(
+                f"error is {described(error)}: give nats, a number or one for each value"
+            )
         off = off.astype(np.float64)
         if off.shape not in ((), values.shape):
             raise ValueError(f"error is {off.shape}: give a number, or {values.shape} numbers")
@@ -233,7 +237,16 @@ class TopK:
         with np.errstate(divide="ignore"):
             log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
         unknown = np.zeros(len(values))
-        dist = cls(ids, None, -values[:, 0], log_tail, unknown, vocab_size, 1.0, probs, off)
+        dist = cls(
+            ids=ids,
+            logits=None,
+            top_surprisal=-values[:, 0],
+            log_tail=log_tail,
+            entropy=unknown,
+            vocab_size=vocab_size,
+            stored_probs=probs,
+            log_prob_error=off,
+        )
         _, high = dist.prob_range
         rest = 1.0 - high.sum(axis=1)
         possible = rest <= others * high[:, -1] + PRINTED_ERROR
@@ -260,7 +273,10 @@ class TopK:
         return replace(self, **arrays)
 
     def parts(self, wanted: Flags | None = None) -> Iterator[tuple[Indices, TopK]]:
-        """Yield the steps in order, of (N,) the wanted ones or all: indices and distributions."""
+        """Yield the indices and the distributions of the `wanted` (N,) steps, part by part.
+
+        They are in order, at most `PART` steps at a time. None: all steps.
+        """
         steps = np.arange(len(self)) if wanted is None else np.flatnonzero(wanted)
         for begin in range(0, len(steps), PART):
             part = steps[begin : begin + PART]
@@ -288,7 +304,10 @@ class TopK:
 
     @cached_property
     def prob_range(self) -> tuple[Floats, Floats]:
-        """The (N, K) ends exp(l -+ `log_prob_error`), made to fall along a row as p does."""
+        """Least and largest stored probabilities, exp(l -+ `log_prob_error`), (N, K) each.
+
+        They are tightened so that they fall along each row, as the probabilities do.
+        """
         assert self.log_prob_error is not None
         off = self.log_prob_error + ROUNDING
         low = self.log_probs - off
@@ -299,7 +318,7 @@ class TopK:
 
     @cached_property
     def tail_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest mass T outside the top K: 1 - sum p, at most (V - K) p_K."""
+        """Least and largest mass T outside the top K, (N,) each: 1 - sum p, at most (V - K) p_K."""
         others = self.vocab_size - self.k
         low, high = self.prob_range
         if not others:
@@ -310,7 +329,7 @@ class TopK:
 
     @cached_property
     def entropy_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest entropy, nats, from the stored probabilities alone.
+        """Least and largest entropy, nats, from the stored probabilities alone, (N,) each.
 
         x log(1/x) is concave, so the term of a stored token is least at an end of its range. The
         tail's entropy is least if every token is as probable as rank K, T log(1/p_K), and largest
@@ -343,7 +362,7 @@ def _stored_count(k: int | None, size: int) -> int:
 
 
 def _token_ids(top_ids: ArrayLike, values: NDArray[Any], vocab_size: int) -> NDArray[np.int32]:
-    """Return ids of the shape of the values; ValueError if they are none."""
+    """Return the ids as int32; ValueError if their shape, type or range is wrong."""
     ids = as_array("ids", top_ids)
     if ids.shape != values.shape or values.shape[1] > vocab_size:
         raise ValueError(
@@ -364,7 +383,7 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     Half precision of a tensor becomes float32, which is exact.
 
     Raises:
-        ValueError: names what is no array, or has masked values: there is no number to take there.
+        ValueError: `name` is no array, or has masked values, for which there is no number.
     """
     if isinstance(value, list | tuple) and any(hasattr(part, "ndim") for part in value):
         value = [as_array(name, part) for part in value]
@@ -390,8 +409,8 @@ def as_rows(name: str, value: Any) -> NDArray[Any]:
         raise ValueError(
             f"{name} is {array.dtype} {array.shape}: give numbers (steps, vocabulary), or one row"
         )
-    half = array.dtype in (np.float16, np.float32)
-    return array.astype(np.float32 if half else np.float64, copy=False)
+    fits_float32 = array.dtype in (np.float16, np.float32)
+    return array.astype(np.float32 if fits_float32 else np.float64, copy=False)
 
 
 def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
@@ -414,19 +433,19 @@ def _moments(logits: NDArray[Any], k: int, temperature: float) -> tuple[NDArray[
     """Return ids, logits, top_surprisal, log_tail and entropy of logits (N, V)."""
     ids, stored = _top(logits, k)
     with np.errstate(over="ignore"):
-        below = (logits - stored[:, :1].astype(np.float64)) / temperature
-    below = np.maximum(below, MASKED)
-    weight = np.exp(below)
-    spread = (weight * below).sum(axis=1)
-    np.put_along_axis(weight, ids[:, :1], 0.0, axis=1)
-    surprisal = np.log1p(weight.sum(axis=1))  # the same for every k
-    entropy = surprisal - spread * np.exp(-surprisal)
+        log_ratio = (logits - stored[:, :1].astype(np.float64)) / temperature  # log(p / p0)
+    log_ratio = np.maximum(log_ratio, MASKED)
+    ratio = np.exp(log_ratio)
+    weighted = (ratio * log_ratio).sum(axis=1)
+    np.put_along_axis(ratio, ids[:, :1], 0.0, axis=1)  # x0, whose ratio is exactly 1
+    surprisal = np.log1p(ratio.sum(axis=1))  # the same for every k
+    entropy = surprisal - weighted * np.exp(-surprisal)
     log_tail = np.full(len(logits), -np.inf)
     if k < logits.shape[1]:
-        np.put_along_axis(below, ids, -np.inf, axis=1)
-        drop = below.max(axis=1)
-        tail = np.exp(below - drop[:, None]).sum(axis=1)  # of its own largest: no underflow
-        log_tail = np.where(drop > MASKED, drop + np.log(tail) - surprisal, -np.inf)
+        np.put_along_axis(log_ratio, ids, -np.inf, axis=1)
+        largest = log_ratio.max(axis=1)
+        tail = np.exp(log_ratio - largest[:, None]).sum(axis=1)  # relative to it: no underflow
+        log_tail = np.where(largest > MASKED, largest + np.log(tail) - surprisal, -np.inf)
     return ids, stored, surprisal, log_tail, entropy
 
 
@@ -436,7 +455,7 @@ def _surprise(p: Floats) -> Floats:
 
 
 def _stored_mass(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return the (N,) sums and the least of the stored probabilities, a few rows at a time."""
+    """Return the sum and the least of each step's stored probabilities, (N,) each."""
     rows = max(1, PROBABILITIES_AT_ONCE // dist.k)
     mass = np.empty(len(dist))
     least = np.empty(len(dist))
@@ -449,8 +468,8 @@ def _stored_mass(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
     return mass * dist.top_probability, least * dist.top_probability
 
 
-def _check_steps(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:
+def _check_steps(name: str, values: NDArray[Any], valid: NDArray[np.bool_], allowed: str) -> None:
     """Raise for the first step whose value is not allowed."""
-    if not right.all():
-        first = np.unravel_index(np.argmin(right), right.shape)
+    if not valid.all():
+        first = np.unravel_index(np.argmin(valid), valid.shape)
         raise ValueError(f"{name} of step {first[0]} is {values[first]:.9g}: give {allowed}")

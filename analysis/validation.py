@@ -1,4 +1,4 @@
-"""What is wrong with a mapping of keys and values, in one line that names them."""
+"""Checks of arguments and of mappings, with one-line errors that name the key and the value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def checked(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
-    """Make a pydantic dataclass.
+    """Make a pydantic dataclass from a mapping, or raise one error for all that is wrong.
 
     Raises:
         ValueError: all that is wrong with `values`, in one line that begins with `where`.
@@ -26,7 +26,7 @@ def checked(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     check_keys(values, names, where)
     try:
         return kind(**values)
-    except RuleError:  # which says it all
+    except RuleError:  # its message is complete
         raise
     except pydantic.ValidationError as error:
         raise ValueError(f"{where}: {what_is_wrong(error, names)}") from None

@@ -39,7 +39,7 @@ class RuleCertificates(Certificates):
     ceilings: list[float]  # nats, of each rule's finite certificates
 
     def frame(self) -> pd.DataFrame:
-        """Return a row a rule and step, with the columns of stage certificates.
+        """Return a row for each rule and step, with the columns of stage certificates.
 
         rule, step (from 0), lower and upper (nats), active_size, accepted_count (missing for trees,
         or where it is unknown).
@@ -57,7 +57,7 @@ class RuleCertificates(Certificates):
         return frame.assign(accepted_count=count.mask(count < 1))
 
     def table(self, prompts: Any = None) -> pd.DataFrame:
-        """Return a row a rule, with the columns of the paper's Table 2, in nats.
+        """Return a row for each rule, with the columns of the paper's Table 2, in nats.
 
         mean, median, p5 and p25 of the lower ends, then the shares of empty and inexact
         certificates. Given the label of each step's prompt, of any kind, it has the 95 % intervals
@@ -75,7 +75,7 @@ class RuleCertificates(Certificates):
         bootstrap = prompt_bootstrap(np.zeros(steps) if prompts is None else prompts)
         if len(bootstrap.answer_index) != steps:
             raise ValueError(
-                f"prompts has {len(bootstrap.answer_index)} labels: give one a step, {steps}"
+                f"prompts has {len(bootstrap.answer_index)} labels: give one per step, {steps}"
             )
         rows = []
         for at, (label, ceiling) in enumerate(zip(self.labels, self.ceilings, strict=True)):

@@ -81,21 +81,22 @@ class CallSeconds:
 
     @classmethod
     def of_rounds(cls, calls: pd.DataFrame) -> CallSeconds:
-        """Take the rounds that are whole from the rows of stage decoding's timings/passes.
+        """Read the complete rounds from stage decoding's timings/passes.
 
-        A round is of one prompt. One whose answer ended early lacks a length, and is left out.
+        A round has the calls at one prompt. It lacks a length if the answer ended early, and is
+        left out then.
         """
         calls = calls.assign(target=calls["verify_seconds"] + calls["other_seconds"])
         rounds = calls.pivot(index="prompt_id", columns="drafted")
-        whole = rounds.dropna()
-        return cls(whole["draft_seconds"].to_numpy(), whole["target"].to_numpy())
+        complete = rounds.dropna()
+        return cls(complete["draft_seconds"].to_numpy(), complete["target"].to_numpy())
 
     def medians(self) -> tuple[Floats, Floats]:
         """Return the (G + 1,) medians over rounds, of drafting and of the target."""
         return np.median(self.draft, axis=0), np.median(self.target, axis=0)
 
     def drawn_medians(self, statistics: Resampling) -> tuple[Floats, Floats]:
-        """Return the same of B resamples of the rounds, (B, G + 1) each."""
+        """Return the `medians` of B resamples of the rounds, (B, G + 1) each."""
         generator = np.random.default_rng(statistics.seed)
         rounds = len(self.target)
         drawn = generator.integers(rounds, size=(statistics.resamples, rounds))
@@ -110,7 +111,7 @@ def predicted_speeds(
 ) -> pd.DataFrame:
     """Return tokens per call, the cost of a call and the speed for drafts of 0 to `LONGEST` tokens.
 
-    `draft_seconds` are those of a draft of any length, for look-up; None: those of `seconds`.
+    `draft_seconds` is the time of a draft of any length, for look-up. None: it is in `seconds`.
     Intervals are over prompts (tokens), over rounds (cost), and over both (speed).
 
     Returns:
@@ -130,7 +131,7 @@ def _predicted(
     statistics: Resampling,
     draft_seconds: float | None,
 ) -> pd.DataFrame:
-    """Return `predicted_speeds`, given the medians of resampled rounds."""
+    """Return `predicted_speeds`, given the medians of the resampled rounds."""
     prompts, rounds = len(counts.calls), len(seconds.target)
     bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
     of_rounds = tail_level(statistics.confidence, rounds)
@@ -161,7 +162,7 @@ def _predicted(
 
 
 def _seconds_of(medians: tuple[Floats, Floats], fixed: float | None) -> tuple[Floats, Floats]:
-    """Return seconds of drafting, which are `fixed` if that is given, and of the target."""
+    """Return the seconds of drafting, `fixed` for every length if given, and of the target."""
     draft, target = medians
     if fixed is None:
         return draft, target
@@ -170,23 +171,23 @@ def _seconds_of(medians: tuple[Floats, Floats], fixed: float | None) -> tuple[Fl
 
 
 def _costs(draft: Floats, target: Floats) -> Floats:
-    """Return the cost (..., `LONGEST` + 1) of calls, from seconds of the lengths measured."""
-    whole = (draft + target) / target[..., :1]
-    whole[..., 0] = 1.0  # nothing is drafted; the seconds recorded are those of the clock
-    return extended_costs(whole, LONGEST)
+    """Return the costs (..., `LONGEST` + 1) of calls, from the seconds at the measured lengths."""
+    costs = (draft + target) / target[..., :1]
+    costs[..., 0] = 1.0  # nothing is drafted: the recorded seconds are the clock's overhead
+    return extended_costs(costs, LONGEST)
 
 
 def predictions(
     decoded: Decoded, judged: Mapping[str, CallsByLength], statistics: Resampling
 ) -> pd.DataFrame:
-    """Return `predicted_speeds` of every drafter under strict greedy, and under the rules judged.
+    """Return `predicted_speeds` of every drafter under strict greedy, and of the rules in `judged`.
 
-    `judged` are the calls that stage acceptance counted with the configured drafter, by the label
-    of the rule. Those of other drafters were counted in stage decoding: `Decoded.lengths`.
+    `judged` has the calls that stage acceptance counted with the configured drafter, by rule label.
+    Stage decoding counted those of other drafters (`Decoded.lengths`).
 
     Returns:
-        The rows of `predicted_speeds` with `drafter`, as in `decoded.runs`, and `rule`, a label;
-        none where no round of calls was timed, or none that drafted.
+        The rows of `predicted_speeds` with `drafter`, as in `decoded.runs`, and `rule`, a label. It
+        is empty if no round of calls was timed, or if none has a draft.
     """
     seconds = CallSeconds.of_rounds(decoded.passes)
     frames = [pd.DataFrame(columns=["drafter", "rule", "draft_length"])]
@@ -223,7 +224,7 @@ def _draft_seconds(decoded: Decoded, run: int) -> float:
 
 
 class Outlook:
-    """What is predicted of a drafter under a rule, by draft length: rows of `predicted_speeds`."""
+    """The predictions for a drafter under a rule, by draft length: rows of `predicted_speeds`."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         """Keep the rows of one drafter under one rule."""
@@ -231,7 +232,7 @@ class Outlook:
 
     @classmethod
     def of(cls, predicted: pd.DataFrame, drafter: str, rule: str | None) -> Outlook | None:
-        """Return that of a method; None where nothing was predicted for it."""
+        """Return the outlook of a method; None if nothing was predicted for it."""
         rows = predicted[(predicted["drafter"] == drafter) & (predicted["rule"] == rule)]
         return cls(rows) if len(rows) else None
 
@@ -244,7 +245,7 @@ class Outlook:
         return length, self.estimate(column, length)
 
     def estimate(self, column: str, draft_length: int) -> Estimate:
-        """Return a number of a draft length with its interval; undefined beyond `LONGEST`."""
+        """Return a prediction at a draft length with its interval; NaN beyond `LONGEST`."""
         row = self._rows.get(draft_length)
         if row is None:
             return Estimate(math.nan)
@@ -254,14 +255,14 @@ class Outlook:
 
 @dataclass(frozen=True)
 class MethodOutlook:
-    """What a call of a timed method costs, and the best draft lengths; NaN where it is unknown.
+    """The cost of a call of a timed method, and the best draft lengths; NaN where unknown.
 
     Attributes:
         cost: of a call, in passes of the target over one token.
         best_length: the draft length of the largest speed that is predicted; 0 if none pays.
-        best_speed: that speed, in times the target alone.
-        bound_length: likewise if a pass took the same time for any number of tokens.
-        bound_speed: that speed.
+        best_speed: that speed, relative to the target alone.
+        bound_length: the same, if a pass took the same time for any number of tokens.
+        bound_speed: the speed at `bound_length`.
     """
 
     cost: Estimate
@@ -272,7 +273,7 @@ class MethodOutlook:
 
     @classmethod
     def of(cls, predicted: pd.DataFrame | None, run: Mapping[Any, Any]) -> MethodOutlook:
-        """Return that of a row of `analysis.decoding.speed.speed`, from `predictions`."""
+        """Return the outlook of a row of `analysis.decoding.speed.speed`, from `predictions`."""
         found = None
         if predicted is not None:
             found = Outlook.of(predicted, run["drafter"], run["rule"])

@@ -1,8 +1,9 @@
 """Prompt look-up: the draft repeats the continuation of an earlier passage of the text.
 
-Of the occurrences of the longest n-gram that occurs, `latest` takes the latest, and its draft
-repeats itself at the end of the text; `earliest` takes the earliest, and its draft ends with the
-text, as vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`).
+The passage is an occurrence of the longest n-gram that ends the text and occurs before. `latest`
+takes the latest occurrence; its draft starts over when it reaches the end of the text. `earliest`
+takes the earliest one; its draft stops at the end of the text, as in vLLM
+(`vllm/v1/spec_decode/ngram_proposer.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def text_calls(
     draft_length: int,
     limit: int | None = None,
 ) -> list[tuple[int, int, int]]:
-    """Return the same for any drafter that reads the text only.
+    """Return the passes as `lookup_calls` does, for any drafter that reads the text only.
 
     `draft` takes a text and a number of tokens, and returns at most as many.
     """

@@ -133,12 +133,13 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
 
 
 def with_differences(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of `acceptance` with rates by position, and where answers differ.
+    """Return the table of `acceptance` with rates by position, and with differences of answers.
 
     Returns:
-        `accepted` with `by_position`, the rates in percent as text; of strict greedy `differing`,
-        the number of answers that differ from those of the target alone, and `largest_gap` of the
-        two largest logits where they do (`first_differences`); `prompts`; target.
+        `accepted` with `by_position`, the rates in percent as text; `prompts`; target; and for
+        strict greedy `differing`, the number of answers that differ from those of the target alone,
+        and `largest_gap`, the largest gap between the two largest logits where they first differ
+        (`first_differences`).
     """
     rates = position_rates(decoded.calls).groupby("run")["rate"]
     texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
@@ -156,10 +157,10 @@ def with_differences(decoded: Decoded, accepted: pd.DataFrame) -> pd.DataFrame:
 def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
     """Return the tokens per call of each run under independent tests.
 
-    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. a is the run's acceptance rate, of
-    `rates`; where it is NaN, nothing was drafted, and a call emits one token. n is the number of
-    drafted tokens that a call could emit (`reach`): fewer than the draft length where the answer
-    ends, or where look-up finds a short match.
+    They are (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. Here a is the run's
+    acceptance rate, from `rates`; NaN means that nothing was drafted, so a call emits one token. n
+    is the number of drafted tokens that a call could emit (`reach`). It is below the draft length
+    where the answer ends, or where look-up finds a short match.
     """
     counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
     pairs = zip(counts["run"].map(rates), counts["reach"], strict=True)
@@ -207,8 +208,8 @@ def greedy_runs(decoded: Decoded) -> list[int]:
 def tokens_per_call(a: float, gamma: int) -> float:
     """Return the expected tokens per target call, (1 - a^(gamma+1)) / (1 - a).
 
-    They are the accepted ones and the corrected or bonus token (Leviathan et al. 2023, eq. 1); at
-    a = 1 the limit gamma + 1.
+    They are the accepted tokens and the corrected or bonus token (Leviathan et al. 2023, eq. 1). At
+    a = 1 it is the limit, gamma + 1.
 
     >>> round(tokens_per_call(0.8, 5), 2)
     3.69
@@ -219,8 +220,8 @@ def tokens_per_call(a: float, gamma: int) -> float:
 def formula_speedup(a: float, gamma: int, rho: float) -> float:
     """Return S = `tokens_per_call`(a, gamma) / (1 + gamma rho).
 
-    It assumes one acceptance rate a at every draft position, independent tests, a verification of a
-    whole draft that costs as much as a token of the target alone, and no prefill.
+    It assumes independent tests, with the same acceptance rate a at every draft position; that
+    verifying a draft costs as much as one token of the target alone; and no prefill.
 
     >>> round(formula_speedup(0.9, 5, 0.5), 2), round(formula_speedup(0.75, 5, 0.02), 2)
     (1.34, 2.99)
@@ -229,7 +230,7 @@ def formula_speedup(a: float, gamma: int, rho: float) -> float:
 
 
 def formula_length(a: float, rho: float) -> float:
-    """Return gamma*, the draft length of the largest `formula_speedup`, which need not be whole.
+    """Return gamma*, the draft length of the largest `formula_speedup`; it need not be an integer.
 
     The root of -a^(g+1) log(a) (1 + g rho) = rho (1 - a^(g+1)), whose sides differ by a falling
     function of g; 0 where already g = 0 is beyond it, inf where S grows forever.

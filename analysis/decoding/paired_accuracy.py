@@ -80,9 +80,9 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
     lost = int((before & ~right).sum())
     won = int((right & ~before).sum())
     low, high = wilson_interval(int(right.sum()), items, confidence)
-    worst = best = 0.0
+    difference_low = difference_high = 0.0
     if answers["run"].iloc[0] != alone["run"].iloc[0]:
-        worst, best = paired_difference_interval(lost, won, items, confidence)
+        difference_low, difference_high = paired_difference_interval(lost, won, items, confidence)
     changed = answers["common_prefix"] < np.maximum(answers["n_tokens"], alone["n_tokens"])
     nats_per_token, seconds_per_token = (
         np.array([part[name].sum() / part["n_tokens"].sum() for part in (answers, alone)])
@@ -97,8 +97,8 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
         "lost": lost,
         "won": won,
         "difference": (won - lost) / items,
-        "difference_ci_low": worst,
-        "difference_ci_high": best,
+        "difference_ci_low": difference_low,
+        "difference_ci_high": difference_high,
         "p_value": mcnemar_p(lost, won),
         "recovery": float(right.sum() / (before.sum() or np.nan)),
         "changed": float(changed.mean()),
@@ -113,8 +113,8 @@ def differing_answers(
 ) -> pd.DataFrame:
     """Return the answers that differ from those of the target alone, one row each.
 
-    `baselines` are the run of the target alone by run, `keys` the columns that identify the prompt;
-    `columns` are copied from the target's answer, as alone_<column>, like n_tokens.
+    `baselines` has the run of the target alone for each run. `keys` are the columns that identify a
+    prompt. n_tokens and `columns` of the target's own answer are added as alone_<column>.
     """
     copied = ["n_tokens", *columns]
     alone = data[["run", *keys, *copied]].rename(columns={"run": "baseline"})
@@ -140,11 +140,12 @@ def differing(answered: Answered) -> pd.DataFrame:
 
 
 def losses(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `accuracy` of all tasks together, of the relaxed rules.
+    """Return the rows of `accuracy` for the relaxed rules, over all tasks together.
 
     Returns:
-        rule, its label; decision, "excluded" (a loss above the tolerated one), "falls", both or
-        "open"; alone, the number of items that the target alone has right.
+        These rows with the rule's label in `rule`; `decision`, which is "excluded" (a loss above
+        the tolerated one is ruled out), "falls" (accuracy falls), both or "open"; and `alone`, the
+        number of items that the target alone has right.
     """
     totals = table[table["task"] == ALL].set_index("run")
     relaxed = totals[totals["rule"].notna() & ~totals["exact"].astype(bool)]

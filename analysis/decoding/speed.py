@@ -15,7 +15,7 @@ from ..statistics.estimate import Estimate
 from ..topk import Floats
 from .metrics import CONFIGURED, Decoded, formula_length, formula_speedup
 
-SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
+SLOWEST_GAP = 10  # 99th percentile over median of a baseline's gaps; less on an idle machine
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
 ALL = "all"  # sources together
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
@@ -51,11 +51,11 @@ def speed(
     for part in PARTS:
         table[f"c_{part.removesuffix('_seconds')}"] = seconds[part] / table["calls"]
     alone = decoded.baselines()
-    settled = table["c_verify"] + table["c_other"]
-    table["c_p"] = settled.to_numpy()[alone]
+    target_seconds = table["c_verify"] + table["c_other"]
+    table["c_p"] = target_seconds.to_numpy()[alone]
     table["c_q"] = seconds["draft_seconds"] / seconds["depth"].where(seconds["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
-    table["verify_ratio"] = settled / table["c_p"]
+    table["verify_ratio"] = target_seconds / table["c_p"]
     chains = (table["drafter"] == CONFIGURED) & ~decoded.drafts_trees & table["rate"].notna()
     symbols = zip(table["rate"], table["draft_length"], table["rho"], chains, strict=True)
     table[["formula", "formula_length"]] = [
@@ -111,7 +111,7 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
 
 
 def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return seconds a token and the speedup of every run, with intervals over prompts.
+    """Return seconds per token and the speedup of every run, with intervals over prompts.
 
     Returns:
         One row for each run: `per_token` (whole answers, including the prompt's pass),
@@ -131,9 +131,9 @@ def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["tokens_per_second"] = 1 / table["per_token"]
     later_tokens = (tokens - 1).sum(0)
     table["tpot"] = seconds_after.sum(0) / np.where(later_tokens > 0, later_tokens, np.nan)
-    whole = speedups(seconds, tokens, alone, families, bootstrap)
+    overall = speedups(seconds, tokens, alone, families, bootstrap)
     later = speedups(seconds_after, tokens - 1, alone, families, bootstrap)
-    table[["speedup", *SPEEDUP_ENDS]] = np.transpose(whole)
+    table[["speedup", *SPEEDUP_ENDS]] = np.transpose(overall)
     table[["tpot_speedup", *TPOT_ENDS]] = np.transpose(later)
     return table
 
@@ -147,10 +147,10 @@ def speedups(
 ) -> Estimate:
     """Return the speedup of R runs with its interval over prompts, (R,) each.
 
-    The speedup is the baseline's seconds a token over the run's, over all answers. Intervals hold
+    The speedup is the baseline's seconds per token over the run's, over all answers. Intervals hold
     for all runs of a family at once, so they also cover a run picked for being fastest. A run
-    without a family is a baseline: its ends are its speedup. `seconds` and `tokens` are (P, R), of
-    the answers to each prompt; `alone` (R,) the baseline of each run.
+    without a family is a baseline, and its interval has no width. `seconds` and `tokens` are the
+    sums over the answers to each prompt, (P, R); `alone` (R,) is the baseline of each run.
     """
     itself = [(run, run) for run in range(len(alone))]
     times = speed_ratios(seconds, tokens, itself, bootstrap).value
@@ -164,12 +164,12 @@ def speedups(
 def speed_ratios(
     seconds: Floats, tokens: Floats, pairs: Sequence[tuple[int, int]], bootstrap: PromptBootstrap
 ) -> Estimate:
-    """Return how many times as fast a run is as another, with its interval, (M,) each for M pairs.
+    """Return how many times as fast one run is as another, with its interval, (M,) each.
 
-    The ratio is the other run's seconds a token over the run's, over all answers. A resample draws
-    prompts with all their answers, so the comparison stays paired. Intervals are computed for
-    logarithms and are `simultaneous` for all M pairs. `seconds` and `tokens` are (P, R), of the
-    answers to each prompt; a pair is a run and the other one.
+    The ratio is the other run's seconds per token over the run's, over all answers. A resample
+    draws prompts with all their answers, so the comparison stays paired. Intervals are computed for
+    logarithms and are `simultaneous` for all M pairs. `seconds` and `tokens` are the sums over the
+    answers to each prompt, (P, R). A pair is a run and the one that it is compared with.
     """
     runs, others = np.reshape(pairs, (-1, 2)).T
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -258,7 +258,7 @@ def _per_token(decoded: Decoded) -> Floats:
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
-    """Return signs that other work loaded the machine during the measurement, a clause each.
+    """Return signs that other work loaded the machine during the measurement, as clauses.
 
     There are three. The median share of processor time over all runs is below
     `LEAST_PROCESSOR_SHARE`. The longest gaps between a baseline's tokens are above `SLOWEST_GAP`
@@ -266,7 +266,9 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     of the target alone. A clause names the run where its sign is strongest.
     """
     signs = []
-    share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
+    share = float(
+        speeds["processor_share"].median()
+    )  # methods take turns, so a load slows all of them
     if share < LEAST_PROCESSOR_SHARE:
         signs.append(
             f"the run had a processor for {100 * share:.0f} % of the time, "

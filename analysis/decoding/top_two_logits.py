@@ -1,4 +1,4 @@
-"""The ratio of the two largest logits at each step, which MARS (arXiv 2601.15498) relaxes by."""
+"""The ratio of the two largest logits at each step, by which MARS (arXiv 2601.15498) accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTCOMES = (BELOW, FIRST, REJECTED, SECOND)
 
 
 def top_two(trajectory: pd.DataFrame) -> pd.DataFrame:
-    """Return the two largest logits and probabilities of steps, their ratios, and the outcome.
+    """Return the two largest logits and probabilities of each step, their ratios, and the outcome.
 
     `trajectory` has z1 and z2, the two largest logits, top_surprisal and draft_rank. The ratio
     z2 / z1 is 0 where z1 is not positive: MARS does not relax there.

@@ -1,4 +1,4 @@
-"""Decoded draft trees: scheme, shape and size of each run, predicted and measured tokens."""
+"""Runs that decoded with draft trees: scheme, shape, size, predicted and measured tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = "Tree-greedy"
 GSS = "GSS"
 ERSS = "ERSS"
 SCHEMES = {"speculative": GSS, "races": ERSS}
-ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of contexts
+ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of `Decoded.contexts`
 SHAPES = {  # name in the configuration: printed name
     "sequence": "sequence",
     "batch": "batch",
@@ -68,7 +68,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
 
 
 def group_rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
-    """Return R over sibling indices for a group, from its runs with a fixed shape."""
+    """Return R over sibling indices, from all runs of a group with a fixed shape."""
     fixed_shape = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
     levels = judged_levels(decoded)
     levels = levels[levels["run"].isin(fixed_shape)]
@@ -80,8 +80,8 @@ def tree_statistics(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns of `tree_runs`; `bound`, that of Lemma 4.3 on the tokens per call, NaN for
-        dynamic trees; `acceptance`, R of the group in words; and where contexts were measured the
-        columns of `entropies`; target.
+        dynamic trees; `acceptance`, R of the group as text; the columns of `entropies`, if contexts
+        were measured; target.
     """
     acceptance = {group: group_rates(decoded, table, group) for group in table["group"].unique()}
     bounds = [
@@ -91,8 +91,8 @@ def tree_statistics(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
         for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
     ]
     texts = [" ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]]
-    drafted_trees = table["run"].map(decoded.drafts_trees).astype(bool)
-    frame = table.assign(bound=bounds, acceptance=texts)[drafted_trees]
+    is_tree = table["run"].map(decoded.drafts_trees).astype(bool)
+    frame = table.assign(bound=bounds, acceptance=texts)[is_tree]
     if len(frame) and len(decoded.contexts):
         of_groups = entropies(decoded, table)
         if len(of_groups):
@@ -135,7 +135,7 @@ def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged_levels(decoded: Decoded) -> pd.DataFrame:
-    """Return run, level, children and accepted for all tested levels; a chain has one child."""
+    """Return run, level, children and accepted of all tested levels; in a chain, of one child."""
     chains = decoded.calls[~decoded.calls["run"].map(decoded.drafts_trees)].reset_index(drop=True)
     tested = chains.loc[chains.index.repeat(chains["tested"]), ["run", "accepted"]]
     level = tested.groupby(level=0).cumcount() + 1
@@ -165,9 +165,9 @@ def _lossless_drafts(decoded: Decoded) -> list[bool]:
 
 
 def _run_settings(decoded: Decoded) -> pd.DataFrame:
-    """Return `RUN_COLUMNS` of each run, without what is measured of whole trees."""
+    """Return `RUN_COLUMNS` of each run; tokens per call and their prediction are still missing."""
     levels = judged_levels(decoded)
-    taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
+    accepts = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
     rows = []
     for run, row in decoded.runs[_lossless_drafts(decoded)].iterrows():
         scheme = SCHEMES.get(row["sampling"], GREEDY)
@@ -186,8 +186,8 @@ def _run_settings(decoded: Decoded) -> pd.DataFrame:
                 "shape": SHAPES[tree["name"]],
                 "nodes": int(tree["nodes"]),
                 "levels": int(tree["depth"]),
-                "first_level": taken.get((run, True), math.nan),
-                "later_levels": taken.get((run, False), math.nan),
+                "first_level": accepts.get((run, True), math.nan),
+                "later_levels": accepts.get((run, False), math.nan),
             }
         )
     return pd.DataFrame(rows, columns=RUN_COLUMNS)

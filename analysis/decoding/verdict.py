@@ -70,8 +70,8 @@ class Verdict:
 
     Attributes:
         outcome: `DRAFT`, `DO_NOT`, `OPEN` or `UNTIMED`.
-        doubt: why nothing can be decided, `NO_METHOD`, `FEW` or `BUSY`; empty where something can.
-        methods: those that are compared, the fastest first; rows of `Timed.speeds`.
+        doubt: why nothing can be decided, `NO_METHOD`, `FEW` or `BUSY`; else empty.
+        methods: the compared methods, the fastest first; rows of `Timed.speeds`.
         best: the best lossless method that an engine runs; None without any.
         unsure: lossless methods that were faster than the best, but not surely.
         drafters: the best lossless method of each drafter, the study's own first, then by speed;
@@ -116,13 +116,13 @@ def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a clock said of a target's methods.
+    """The timed results of a target's methods.
 
     Attributes:
-        speeds: of `analysis.decoding.speed.speed` with `engine`, that runs the method (`engines`),
-            and `drafter_title`, how a sentence calls its drafter.
-        ratios: of `analysis.decoding.speed.relaxed_ratios`, by the index of `speeds`.
-        predicted: of `analysis.decoding.call_costs.predictions`; a prediction decides nothing.
+        speeds: the table of `analysis.decoding.speed.speed`, with the columns `engine`, which runs
+            the method (`engines`), and `drafter_title`, the drafter's name in sentences.
+        ratios: the table of `analysis.decoding.speed.relaxed_ratios`; runs are rows of `speeds`.
+        predicted: the table of `analysis.decoding.call_costs.predictions`, for explanations only.
         busy: signs of other work on the machine (`signs_of_load`).
     """
 
@@ -138,9 +138,10 @@ def decide(drafter: str, timed: Timed | None, scores: pd.DataFrame | None = None
     Methods are compared at the lowest temperature at which an engine runs a lossless one.
 
     Args:
-        drafter: the printed name of the study's own; empty without one.
-        timed: what was timed; None if nothing was.
-        scores: of `analysis.decoding.paired_accuracy.losses`; None if no answers were scored.
+        drafter: the printed name of the study's drafter; empty without one.
+        timed: the timed results; None if nothing was timed.
+        scores: the table of `analysis.decoding.paired_accuracy.losses`; None if no answers were
+            scored.
     """
     methods = [] if timed is None else _compared_methods(timed.speeds)
     if timed is None or not methods:

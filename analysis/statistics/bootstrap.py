@@ -29,13 +29,13 @@ Numbers = NDArray[np.float64] | NDArray[np.intp]
 Counted = NDArray[Any]  # numbers or flags
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
-LEAST_SPREAD = 1e-12  # of draws; below it is rounding
+LEAST_SPREAD = 1e-12  # standard deviations of draws below it are rounding errors
 # With fewer, intervals of quantiles and of several methods at once hold the truth less often than
 # they say: benchmarks/results/bootstrap_coverage.csv
 FEW_PROMPTS = 30
-MOST_GROUPS = 8192  # of prompts, that are resampled
-MOST_WEIGHTS = 2**24  # resamples times groups, but for `ALWAYS_DRAWN` groups at least
-ALWAYS_DRAWN = 1000  # prompts that are resampled one by one, however many resamples there are
+MOST_GROUPS = 8192  # more prompts are resampled in so many groups
+MOST_WEIGHTS = 2**24  # resamples times groups, unless that leaves fewer than `ALWAYS_DRAWN` groups
+ALWAYS_DRAWN = 1000  # up to so many prompts are never grouped, however many resamples there are
 
 
 class Resampling(NamedTuple):
@@ -121,7 +121,7 @@ class PromptBootstrap:
         without it each answer has a prompt of its own.
 
         Raises:
-            ValueError: there is not one label a step.
+            ValueError: there is not one label per step.
         """
         self.answer_index = numbered("prompts", prompts)
         self.answer_steps = np.bincount(self.answer_index)
@@ -198,7 +198,7 @@ class PromptBootstrap:
 
         block = math.isqrt(size) + 1
         blocks = -(-size // block)
-        never = self.weights.shape[1]  # drawn: the owner of the padding
+        never = self.weights.shape[1]  # owner of the padding, which is never drawn
         owner = np.full(blocks * block, never)
         owner[:size] = self._group[self.answer_index[order]]
         weights = np.column_stack([self.weights, np.zeros(len(self.weights))])
@@ -242,7 +242,7 @@ def numbered(name: str, labels: Any) -> Integers:
     is_row = getattr(labels, "ndim", 1) == 1 and isinstance(labels, Iterable)
     values = pd.Series(list(labels) if is_row and not isinstance(labels, str) else [], dtype=object)
     if values.empty:
-        raise ValueError(f"{name} is {described(labels)}: give one label a step, (N,)")
+        raise ValueError(f"{name} is {described(labels)}: give one label per step, (N,)")
     if values.isna().any():
         raise ValueError(f"{name}: step {int(values.isna().argmax())} has no label")
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iuf":

@@ -1,4 +1,4 @@
-"""The prompts of steps, given as labels of any kind, one a step."""
+"""The prompts of steps, given by a label of any hashable type for each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .bootstrap import PromptBootstrap, numbered
 def prompt_bootstrap(
     prompts: Any, resamples: int = 1000, confidence: float = 0.95, seed: int = 0
 ) -> PromptBootstrap:
-    """Return resamples of the prompts that (N,) labels name, one label a step.
+    """Return resamples of the prompts that (N,) labels name, one label per step.
 
     Labels are numbers, texts or any other hashable objects; equal ones are one prompt.
 
@@ -30,14 +30,14 @@ def prompt_bootstrap(
 
 
 def positions(name: str, prompts: Any, steps: int) -> NDArray[np.int32]:
-    """Return the (N,) place of each step within its prompt, from 0; steps of one stand together.
+    """Return (N,) the position of each step within its prompt, from 0.
 
     Raises:
-        ValueError: there is not one label a step, or a prompt's steps do not stand together.
+        ValueError: there is not one label per step, or a prompt's steps do not stand together.
     """
     labels = numbered(name, prompts)
     if len(labels) != steps:
-        raise ValueError(f"{name} has {len(labels)} labels: give one a step, {steps}")
+        raise ValueError(f"{name} has {len(labels)} labels: give one per step, {steps}")
     first = np.append(True, labels[1:] != labels[:-1])[:steps]
     begins = np.flatnonzero(first)
     again = np.flatnonzero(np.bincount(labels[begins], minlength=1) > 1)

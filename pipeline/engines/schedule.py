@@ -193,6 +193,10 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
         words = f"at {at} request{'' if at == 1 else 's'} at once, measured: {_reason(same)}"
         return ["", f"what if {_supposed(supposed)}:", *load_table(rows), words]
     rows = predicted_rows(loads, measured if at is None else [at], supposed.acceptance)
+    known = [load.requests for load in _known(loads) if load.requests]
+    doubt = ""
+    if at is not None and not (known and min(known) <= at <= max(known)):
+        doubt = f"; not sure: costs grow with the load, and none was measured at {at} or beyond"
     lines = ["", f"what if {_supposed(supposed)}:", *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
@@ -203,5 +207,5 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
             words = f"no drafts: the fastest, of {best.length}"
         elif best.speed.times < SURE:
             words = f"not sure, a predicted gain below {SURE:g}: drafts of {best.length}"
-        lines.append(f"{place}{words}: {told}")
+        lines.append(f"{place}{words}: {told}{doubt}")
     return lines

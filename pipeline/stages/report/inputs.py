@@ -19,7 +19,7 @@ from analysis.acceptance.target_statistics import (
     part_statistics,
     top_statistics,
 )
-from analysis.certificates.closed_forms import compared_steps
+from analysis.certificates.closed_forms import compared_frame, rejected_levels
 from analysis.decoding.call_costs import CallsByLength, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
@@ -45,8 +45,8 @@ ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown", "sources": "
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 STEP_BYTES = 18  # of a rule at a step: two ends and two flags
 HELD = 2**27  # bytes of a target's steps that are held by rule
-COMPARED_BYTES = 40  # of a rule at a step beside its closed forms
-COMPARED = 2**30  # bytes of them that are held
+LEVEL_BYTES = 20  # of a rule at a step: accepted ranks and two probabilities
+LEVELS = 2**29  # bytes of them that are held
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -287,7 +287,7 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
             usual = usual_acceptance(target, target.kl, [StrictGreedy()])
-            predicted = {law: shares[:, 0] for law, shares in usual.items()}
+            predicted = {law: shares[:, 0] for law, shares in usual}
             slack = slacks(greedy.lower, target.kl)
             by_target[target.label] = margins(slack, greedy.accepted, predicted)
     return by_target
@@ -302,29 +302,28 @@ def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
         for rule in target.certificates
         if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
     ]
-    at_once = max(1, COMPARED // (COMPARED_BYTES * len(target.dist)))
+    at_once = max(1, LEVELS // (LEVEL_BYTES * len(target.dist)))
     for begin in range(0, len(rules), at_once):
-        frames = _compared(target, source, rules[begin : begin + at_once])
-        for rule in list(frames):
-            yield rule, pd.concat(frames.pop(rule), ignore_index=True)
+        levels = _levels(source, rules[begin : begin + at_once], len(target.dist))
+        for rule in list(levels):
+            table = source.artifacts["certificates"].read(columns=["active_size"], rule=rule.label)
+            sizes = numbers(table["active_size"])
+            p0 = target.dist.top_probability
+            yield rule, compared_frame(target.certificates[rule], sizes, p0, *levels.pop(rule))
 
 
-def _compared(
-    target: Target, source: Source, rules: Sequence[Rule]
-) -> dict[Rule, list[pd.DataFrame]]:
-    """Return `compared_steps` of some rules part by part, from one pass over the distributions."""
-    columns = []
+def _levels(source: Source, rules: Sequence[Rule], steps: int) -> dict[Rule, tuple[Floats, Floats]]:
+    """Return `rejected_levels` of some rules, from one pass over the distributions."""
+    counts = {}
+    levels = {}
     for rule in rules:
-        names = ["active_size", "accepted_count"]
-        table = source.artifacts["certificates"].read(columns=names, rule=rule.label)
-        counts = numbers(table["accepted_count"].fill_null(-1))
-        columns.append((rule, target.certificates[rule], numbers(table["active_size"]), counts))
-    frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule in rules}
+        table = source.artifacts["certificates"].read(columns=["accepted_count"], rule=rule.label)
+        counts[rule] = numbers(table["accepted_count"].fill_null(-1))
+        levels[rule] = np.empty(steps), np.empty(steps)
     begin = 0
     for _, part in stored.chunks(source.artifacts["distributions"]):
         at = slice(begin, begin + len(part))
         begin += len(part)
-        for rule, (lower, upper), sizes, counts in columns:
-            compared = compared_steps(part, rule, (lower[at], upper[at]), sizes[at], counts[at])
-            frames[rule].append(compared)
-    return frames
+        for rule, (b, theta) in levels.items():
+            b[at], theta[at] = rejected_levels(part, rule, counts[rule][at])
+    return levels
