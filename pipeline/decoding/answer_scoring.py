@@ -67,9 +67,8 @@ def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
     statistics = logit_statistics(logits, 2)
     top = statistics["top_logits"]
     surprisal = statistics["top_surprisal"]
-    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(
-        1
-    )  # a vocabulary of one has no second
+    # padded, since a vocabulary of one token has no second
+    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)
     log_prob = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
     columns = {
         "draft_token_id": token,

@@ -162,6 +162,7 @@ class InverseCdfSampler:
         return torch.softmax(tempered(logits, self.temperature), -1)
 
 
+# What chooses tokens: the drafter's with `draft`, the target's with `__call__`.
 Sampler = GreedySampler | InverseCdfSampler
 
 

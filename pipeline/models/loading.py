@@ -251,9 +251,8 @@ def _read_both_ways(model: LanguageModel, tokenizer: Any) -> tuple[Tensor, Tenso
     rows = min(model.vocab_size, model.module.get_input_embeddings().weight.shape[0])
     tokens = tokenizer(CHECK_TEXT)["input_ids"][:CHECK_TOKENS]
     if len(set(tokens)) < CHECK_TOKENS // 2 or len(tokens) < CHECK_TOKENS or max(tokens) >= rows:
-        tokens = [
-            (7919 * at + 5) % rows for at in range(CHECK_TOKENS)
-        ]  # the tokenizer does not know English
+        # the tokenizer does not know English: any tokens
+        tokens = [(7919 * at + 5) % rows for at in range(CHECK_TOKENS)]
     text = torch.tensor(tokens, device=model.device)
     plain = [
         model.module(input_ids=part[None], use_cache=False).logits[0, -CHECK_STEPS:]

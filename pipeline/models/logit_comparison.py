@@ -16,9 +16,7 @@ from torch import Tensor
 
 from pipeline.models.logit_statistics import CPU_CHUNK, StatisticsColumns, argmax, ranks_of
 
-CUDA_CHUNK = (
-    1 << 23
-)  # float64 values of one array on a GPU; about ten such arrays are alive at once
+CUDA_CHUNK = 1 << 23  # float64 values of an array on a GPU; about ten are alive at once
 AT_DEPTH = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")
 
 

@@ -138,7 +138,6 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:].contiguous()
     indices = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
-    last = torch.searchsorted(
-        cumulated, total
-    )  # with positive weight: the product can be rounded up
+    # the last token with positive weight: the product can be rounded up to the total
+    last = torch.searchsorted(cumulated, total)
     return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # NaN: beyond all

@@ -89,9 +89,8 @@ class PassRecorder:
         self.model = model
         self.capacity = capacity
         self.layers = layers
-        self.inference = (
-            torch.is_inference_mode_enabled()
-        )  # inference tensors can't be written outside of it
+        # buffers made in inference mode can't be written outside of it
+        self.inference = torch.is_inference_mode_enabled()
         self.cache = model.new_cache(capacity)
         self.cache.layers = [FixedLayer(capacity) for _ in self.cache.layers]
         self._all_columns = torch.arange(capacity, device=model.device)
