@@ -26,16 +26,16 @@ def compare_with_baseline(tokens: Sequence[int], baseline: Sequence[int]) -> Row
 
 
 @torch.inference_mode()
-def answer_logits(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+def answer_logits(prefill: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     """Return the target's logits (n, V) that the n tokens of an answer were chosen from.
 
     Also its hidden states (1, m, layers, d) after prompt and answer without the last token; None
     if the prefill kept none.
     """
-    logits = read.logits
-    hidden = read.cache.hidden
+    logits = prefill.logits
+    hidden = prefill.cache.hidden
     if len(answer) > 1:
-        cache = read.cache.copy(read.cache.layers)
+        cache = prefill.cache.copy(prefill.cache.layers)
         ids = torch.tensor([answer[:-1]], device=logits.device)
         logits = torch.cat([logits, cache.append(ids)[0]])
         if hidden is not None and cache.hidden is not None:

@@ -56,7 +56,7 @@ class _KnownAnswer(ExactMatch):
 
 
 def time_calls(
-    session: DecodingSession, read: Prefill, answer: Sequence[int]
+    session: DecodingSession, prefill: Prefill, answer: Sequence[int]
 ) -> Sequence[TargetCall]:
     """Time one call for each draft length from `LONGEST` down to 0, after a prompt that was read.
 
@@ -67,8 +67,8 @@ def time_calls(
     proposer: Proposer = TextProposer(lambda text, count: [text[-1]] * count, device)
     if session.neural is not None:
         proposer = session.neural.proposer(GreedySampler(), None, device)
-    limit = min(len(answer), LONGEST + 2, read.limit)
+    limit = min(len(answer), LONGEST + 2, prefill.limit)
     with torch.inference_mode():
         return decode(
-            session.target, _FallingLengths(proposer), _KnownAnswer(answer), read, LONGEST, limit
+            session.target, _FallingLengths(proposer), _KnownAnswer(answer), prefill, LONGEST, limit
         ).calls

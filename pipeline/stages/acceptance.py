@@ -52,7 +52,7 @@ SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of th
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target."""
+    """Return a task for each target."""
     tasks = study.rule_tasks(STAGE, "drafts", **statistics_entries(study.statistics))
     # drafts have the ids of prompts, and the prompts their sources
     return [
@@ -62,7 +62,7 @@ def plan(study: Study) -> list[Task]:
 
 
 class Found(NamedTuple):
-    """What is kept of the judgements of all rules, which are not held together."""
+    """What is computed from each rule's judgement, which is too large to keep for all rules."""
 
     rows: list[Json]  # `rule_statistics`
     by_depth: dict[int, list[Json]]  # `depth_statistics`, and the `depth_shares` of the rules
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Judge every rule, check soundness, and write all statistics."""
+    """Judge the drafts by every rule, check soundness, and write all statistics."""
     import pandas as pd
 
     from analysis.acceptance.drafter import finite_share, source_statistics, stochastic_statistics
@@ -111,7 +111,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 def judgements(
     pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> Iterator[Judgement]:
-    """Yield `judge_soundly` of rules in turn; as many are judged together as may be held."""
+    """Yield the judgement of each rule; as many rules are judged at once as fit into memory."""
     of_a_rule = len(steps) * (ENDS_BYTES + FLAGS_BYTES * len(steps.by_depth))
     at_once = max(1, HELD // of_a_rule)
     for begin in range(0, len(rules), at_once):
@@ -125,7 +125,7 @@ def write_judgements(
     bootstrap: PromptBootstrap,
     out: Out,
 ) -> Found:
-    """Write the steps and the lengths of each rule's judgement; return what else is needed."""
+    """Write the steps and the lengths of each judgement; return what the other tables need."""
     import pyarrow as pa
 
     from analysis.acceptance.drafter import (
@@ -156,7 +156,7 @@ def write_judgements(
 
 
 def say_sources(rows: Sequence[Json]) -> None:
-    """Print what strict greedy accepts of each source, where there are several."""
+    """Print the acceptance under strict greedy by source of the prompts, if there are several."""
     from analysis.report.text import estimate_text
 
     named = [
@@ -171,7 +171,11 @@ def say_sources(rows: Sequence[Json]) -> None:
 def judge_soundly(
     pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> list[Judgement]:
-    """Return `judge` of steps; PipelineError if any rule rejects a certified step, a bug."""
+    """Judge the drafts by each rule, and check that no certified draft is rejected.
+
+    Raises:
+        PipelineError: one is, which is a bug.
+    """
     from analysis.acceptance.judgement import judge
 
     verdicts = judge(steps, rules)
@@ -191,7 +195,7 @@ def judge_soundly(
 
 
 def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
-    """Return how many calls each answer takes, and tokens they give, by draft length."""
+    """Return, by draft length, how many calls each answer takes and how many tokens they emit."""
     import numpy as np
     import pyarrow as pa
 
@@ -215,9 +219,10 @@ def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
 
 
 def decisions(judgement: Judgement) -> str:
-    """Return a digest of what a rule accepts and what is certified.
+    """Return a digest of a rule's decisions: what it accepts, and what is certified.
 
-    Rules that decide alike at every step, as additive with t = 0 and strict greedy do, have one.
+    Rules that decide alike at every step have the same digest, as additive with t = 0 and strict
+    greedy.
     """
     return digest(judgement.accepted.tobytes() + judgement.certified.tobytes())
 
@@ -225,7 +230,7 @@ def decisions(judgement: Judgement) -> str:
 def soundness(pair: Sequence[ModelSpec], steps: Steps, certified: Mapping[str, int]) -> Json:
     """Return, and print, how many certified decisions were checked; none was rejected.
 
-    `certified` are their numbers by `decisions`, so rules that decide alike count once.
+    `certified` has their number by `decisions`, so that rules that decide alike count once.
     """
     facts = {
         **dict(zip(("target", "drafter"), (model.settings.label for model in pair), strict=True)),
@@ -244,7 +249,7 @@ def soundness(pair: Sequence[ModelSpec], steps: Steps, certified: Mapping[str, i
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """One row a rule of the criteria."""
+    """Return a row for each rule of `criteria`."""
     from analysis.statistics.trajectories import CENSORED
 
     metadata = artifact.metadata

@@ -1,4 +1,4 @@
-"""Inputs of the report: what the stages computed of every target, as frames and arrays of steps."""
+"""Reads the artifacts that a report is made from, and computes its statistics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The artifacts of a target and their tasks, by stage; a stage that was not run has none."""
+    """The artifacts of a target and their tasks, by stage; a stage that was not run is missing."""
 
     label: str
     tasks: Mapping[str, Task]
@@ -61,10 +61,10 @@ class Source:
 
 
 class ByRule(Mapping[Key, Value]):
-    """What is stored of the steps of each rule, read when it is asked for; the last are held."""
+    """Stored arrays of each rule, read on access; the most recently used are kept in memory."""
 
     def __init__(self, keys: Mapping[Key, Rule], steps: int, read: Callable[[Rule], Value]) -> None:
-        """Read nothing yet."""
+        """`read` is called on access; `steps` are the entries of an array."""
         self._keys = keys
         self._read = lru_cache(max(1, HELD // (STEP_BYTES * steps)))(read)
 
@@ -152,7 +152,7 @@ def read_content(task: Task, inputs: Inputs) -> Content:
 def _with_drafters(
     speeds: pd.DataFrame, decoded: Decoded, source: Source, drafter: str
 ) -> pd.DataFrame:
-    """Return the speeds with what their kinds of drafters say: `engine` and `drafter_title`."""
+    """Return the speeds with columns `engine` and `drafter_title`, from the kinds of drafters."""
     task = source.tasks["decoding"]
     _, *configured = task.runtime.models
     kinds = {name: kind_of(name, *configured) for name in NAMES}
@@ -169,7 +169,7 @@ def _judged_lengths(source: Source) -> dict[str, CallsByLength]:
 
 
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
-    """Return the printed names. An engine's log without a name of its own has that of its model."""
+    """Return the printed names of targets: `labels`, or for an unnamed log that of its model."""
     names = [
         str(dump.metadata["model"]).rstrip("/").rpartition("/")[2]
         if label == UNNAMED and dump.metadata.get("log")
@@ -180,7 +180,7 @@ def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str
 
 
 def read_target(report: Task, source: Source, rules: Sequence[Rule]) -> Target:
-    """Read the steps of a target from its artifacts, with their certificates by these rules."""
+    """Read what is stored of a target's steps, with their certificates for these rules."""
     task = source.tasks["distributions"]
     artifact = source.artifacts["distributions"]
     steps = artifact.read(columns=["prompt_id", "position", "token_id"])
@@ -222,7 +222,7 @@ def _certificates(
 
 
 def _judgements(source: Source, rules: Sequence[Rule], steps: int) -> Mapping[str, Judgement]:
-    """Return what stage acceptance judged of strict greedy and of each rule; nothing without it."""
+    """Return the judgements of stage acceptance, by label; empty if it was not run."""
     if "acceptance" not in source.artifacts:
         return {}
 
@@ -238,7 +238,7 @@ def _judgements(source: Source, rules: Sequence[Rule], steps: int) -> Mapping[st
 def _of_distributions(
     artifact: Artifact, rules: Sequence[Rule]
 ) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
-    """Return `top`, `logit_gap` and `undefined` of a target, computed part by part."""
+    """Return `top`, `logit_gap` and `undefined` of a `Target`, from one pass in chunks."""
     ranks = [k for k in RANKS if k <= artifact.metadata["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     probabilities = []
@@ -256,7 +256,7 @@ def _of_distributions(
 def read_results(
     task: Task, targets: Sequence[Target], sources: Sequence[Source], rules: Sequence[Rule]
 ) -> Results:
-    """Compute the statistics of every target, and read those of a drafter where there is one."""
+    """Compute the statistics of every target; read those of its drafter if there is one."""
 
     def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
         artifacts = [source.artifacts[stage] for source in sources]
@@ -278,9 +278,9 @@ def read_results(
 
 
 def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
-    """Return by target the steps, and the accepted ones, by R - KL of strict greedy.
+    """Return, by target, counts of all steps and accepted steps by R - KL under strict greedy.
 
-    Beside them, what usual drafters at these KLs are predicted to have accepted.
+    Beside them are the acceptances predicted for usual drafters with the same KL.
     """
     by_target = {}
     for target in targets:
@@ -294,7 +294,7 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
-    """Yield the steps that certificates and closed forms are compared over; none of a log."""
+    """Yield, for each rule, steps to compare certificates with closed forms; nothing for a log."""
     if source.artifacts["distributions"].metadata.get("log") is not None or target.dist is None:
         return
     rules = [
@@ -313,7 +313,7 @@ def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
 
 
 def _levels(source: Source, rules: Sequence[Rule], steps: int) -> dict[Rule, tuple[Floats, Floats]]:
-    """Return `rejected_levels` of some rules, from one pass over the distributions."""
+    """Return `rejected_levels` for some rules, in one pass over the distributions."""
     counts = {}
     levels = {}
     for rule in rules:
