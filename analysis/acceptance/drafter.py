@@ -23,9 +23,8 @@ from .judgement import Judgement, Steps, judge, slacks
 from .typical import usual_statistics
 
 Row = dict[str, Any]
-SourceCounts = Mapping[
-    str, tuple[Integers, Integers]
-]  # by statistic the (P,) numerators and denominators
+# by statistic the (P,) numerators and denominators
+SourceCounts = Mapping[str, tuple[Integers, Integers]]
 SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
 SPECULATIVE = "speculative sampling"
 RACES = "exponential races"

@@ -58,27 +58,13 @@ class Condition(NamedTuple):
         return f"{self.name_of_quantity} > {level:.4g}"
 
 
-def compared_steps(
-    dist: TopK,
-    rule: rules.Rule,
-    ends: tuple[Floats, Floats],
-    active_size: NDArray[Any],
-    accepted_count: NDArray[Any],
-) -> pd.DataFrame:
-    """Return the inputs of the closed forms of a rule, a row per step, from `certify`.
-
-    Returns:
-        certificate, NaN unless it is exact and finite; active_size; p0; b, NaN where it is not
-        stored; theta, NaN for a rule without threshold.
-    """
-    b, theta = rejected_levels(dist, rule, accepted_count)
-    return compared_frame(ends, active_size, dist.top_probability, b, theta)
-
-
 def rejected_levels(
     dist: TopK, rule: rules.Rule, accepted_count: NDArray[Any]
 ) -> tuple[Floats, Floats | float]:
-    """Return b and theta of `compared_steps`, (N,) each; theta is NaN without a threshold."""
+    """Return b, (N,), NaN where it is not stored, and theta, NaN for a rule without threshold.
+
+    `accepted_count` (N,) is that of `certify`.
+    """
     first = np.full(len(dist), rule.m) if isinstance(rule, rules.Tree) else accepted_count
     stored = (first >= 1) & (first < dist.k)
     b = np.take_along_axis(dist.log_probs, np.where(stored, first, 0)[:, None], axis=1)[:, 0]
@@ -86,14 +72,20 @@ def rejected_levels(
     return np.where(stored, np.exp(b), np.nan), math.nan if cut is None else cut.theta(dist)
 
 
-def compared_frame(
+def compared_steps(
     ends: tuple[Floats, Floats],
     active_size: NDArray[Any],
     p0: Floats,
     b: Floats,
     theta: Floats | float,
 ) -> pd.DataFrame:
-    """Return `compared_steps` from its columns; certificates are exact and finite, or NaN."""
+    """Return the inputs of the closed forms of a rule, a row per step.
+
+    `ends` and `active_size` are those of `certify`, `b` and `theta` of `rejected_levels`.
+
+    Returns:
+        certificate, NaN unless it is exact and finite; active_size; p0; b; theta.
+    """
     lower, upper = ends
     return pd.DataFrame(
         {

@@ -21,7 +21,7 @@ from pipeline.inputs.artifact_readers import read_steps
 from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -61,13 +61,20 @@ def plan(study: Study) -> list[Task]:
     ]
 
 
-class Found(NamedTuple):
+class Decisions(NamedTuple):
+    """How many decisions of a rule were certified, and how many of these were rejected."""
+
+    certified: int
+    violations: int
+
+
+class JudgementResults(NamedTuple):
     """What is computed from each rule's judgement, which is too large to keep for all rules."""
 
     rows: list[Json]  # `rule_statistics`
     by_depth: dict[int, list[Json]]  # `depth_statistics`, and the `depth_shares` of the rules
     by_source: dict[str, SourceCounts]  # by the label of the rule
-    certified: dict[str, int]  # certified steps by `decisions`: rules that decide alike count once
+    decisions: dict[str, Decisions]  # by `decision_digest`: rules that decide alike count once
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
@@ -104,7 +111,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     say_sources(by_source)
     for name, table in {"statistics": rows, "breakdown": parts}.items():
         out.write_frame(pd.DataFrame(table).assign(prompts=bootstrap.count), name)
-    out.metadata |= soundness(pair.models, steps, found.certified)
+    out.metadata |= soundness(pair.models, steps, found.decisions.values())
     out.metadata["sampled_temperature"] = sampled
 
 
@@ -124,7 +131,7 @@ def write_judgements(
     prompts: pa.ChunkedArray,
     bootstrap: PromptBootstrap,
     out: Out,
-) -> Found:
+) -> JudgementResults:
     """Write the steps and the lengths of each judgement; return what the other tables need."""
     import pyarrow as pa
 
@@ -137,7 +144,7 @@ def write_judgements(
 
     depths = list(enumerate(steps.by_depth, 1)) if steps.deeper else []  # one depth is the first
     by_depth = {depth: depth_statistics(depth, deep, bootstrap) for depth, deep in depths}
-    found = Found([], by_depth, {}, {})
+    found = JudgementResults([], by_depth, {}, {})
     schema = out.stage.schema()
     with out.writer() as data, out.writer("lengths") as lengths:
         for judgement in judged:
@@ -146,7 +153,9 @@ def write_judgements(
             for depth, rows in by_depth.items():
                 rows += depth_shares(depth, judgement.by_depth[depth - 1], bootstrap)
             found.by_source[label] = source_counts(judgement, steps.trajectories)
-            found.certified[decisions(judgement)] = int(judgement.certified.sum())
+            found.decisions[decision_digest(judgement)] = Decisions(
+                int(judgement.certified.sum()), len(judgement.violations)
+            )
             lengths.write_table(length_table(judgement, steps))
             own = [judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             columns = [prompts, steps.position, pa.repeat(label, len(steps)), *own]
@@ -218,7 +227,7 @@ def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-def decisions(judgement: Judgement) -> str:
+def decision_digest(judgement: Judgement) -> str:
     """Return a digest of a rule's decisions: what it accepts, and what is certified.
 
     Rules that decide alike at every step have the same digest, as additive with t = 0 and strict
@@ -227,18 +236,18 @@ def decisions(judgement: Judgement) -> str:
     return digest(judgement.accepted.tobytes() + judgement.certified.tobytes())
 
 
-def soundness(pair: Sequence[ModelSpec], steps: Steps, certified: Mapping[str, int]) -> Json:
-    """Return, and print, how many certified decisions were checked; none was rejected.
+def soundness(pair: Sequence[ModelSpec], steps: Steps, decisions: Collection[Decisions]) -> Json:
+    """Return, and print, how many certified decisions were checked, and how many were rejected.
 
-    `certified` has their number by `decisions`, so that rules that decide alike count once.
+    `decisions` are of rules that decide differently.
     """
     facts = {
         **dict(zip(("target", "drafter"), (model.settings.label for model in pair), strict=True)),
         "steps": len(steps),
         "prompts": len(steps.trajectories.starts),
-        "rules": len(certified),
-        "certified": sum(certified.values()),
-        "violations": 0,  # `judge_soundly` lets none pass
+        "rules": len(decisions),
+        "certified": sum(of_rule.certified for of_rule in decisions),
+        "violations": sum(of_rule.violations for of_rule in decisions),
     }
     print(
         "{drafter} for {target}: {violations:,} of {certified:,} certified decisions rejected, "

@@ -19,7 +19,7 @@ from analysis.acceptance.target_statistics import (
     part_statistics,
     top_statistics,
 )
-from analysis.certificates.closed_forms import compared_frame, rejected_levels
+from analysis.certificates.closed_forms import compared_steps, rejected_levels
 from analysis.decoding.call_costs import CallsByLength, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
@@ -309,7 +309,7 @@ def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
             table = source.artifacts["certificates"].read(columns=["active_size"], rule=rule.label)
             sizes = numbers(table["active_size"])
             p0 = target.dist.top_probability
-            yield rule, compared_frame(target.certificates[rule], sizes, p0, *levels.pop(rule))
+            yield rule, compared_steps(target.certificates[rule], sizes, p0, *levels.pop(rule))
 
 
 def _levels(source: Source, rules: Sequence[Rule], steps: int) -> dict[Rule, tuple[Floats, Floats]]:
