@@ -201,7 +201,7 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
     ends = [requests for requests in known if requests]
     doubt = ""
     if at is not None and not (ends and min(ends) <= at <= max(ends)):
-        doubt = f"; not sure: costs grow with the load, and none was measured at {at} or beyond"
+        doubt = f"; not sure: costs change with the load, and {at} is outside the measured loads"
     lines = ["", heading, *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
