@@ -64,7 +64,7 @@ from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LMHead, linear_of
 from pipeline.models.loading import LanguageModel, wrap
 from pipeline.models.logit_statistics import StatisticsColumns, logit_statistics
-from pipeline.stages.drafts import TOGETHER
+from pipeline.stages.drafts import BATCH_TEXTS
 from pipeline.study import Study
 
 COMMON: dict[str, Any] = {
@@ -364,7 +364,7 @@ def pass_rows(model: LanguageModel, size: Size, bound: Bound) -> Iterator[Row]:
 
     for kind in ("eager", "recorded"):
         with passes(recorded=kind == "recorded"):
-            session = KVSession(model, size.context + 16, drafts=True)
+            session = KVSession(model, size.context + 16, rolls_back=True)
             session.prefill(prompt)
             for count in range(1, 9):
                 seconds = median_seconds(partial(read, session, count), size.repeats, device)
@@ -515,7 +515,7 @@ def _stage_bound(
         rows = artifact.metadata["batch"]
         return -(-count // rows) * steps * bound(target, steps / 2, min(rows, count))
     if stage == "drafts":
-        reads = -(-count // TOGETHER[target.device.type])
+        reads = -(-count // BATCH_TEXTS[target.device.type])
         return reads * (bound(target, 0) + bound(drafter, 0))
     if stage == "decoding":
         calls = artifact.read("calls", columns=["drafted"])["drafted"].to_numpy()

@@ -52,7 +52,7 @@ SHOWN = 80  # characters of a long name that are kept
 USAGE = "python -m pipeline.ask URL [OVERRIDES]"
 
 
-class Prompt(NamedTuple):
+class StudyPrompt(NamedTuple):
     """A prompt of a study."""
 
     ids: Sequence[int]  # of its tokens
@@ -102,7 +102,7 @@ async def _save(
     client: httpx2.AsyncClient,
     server: servers.Server,
     study: Study,
-    prompts: Mapping[str, Prompt],
+    prompts: Mapping[str, StudyPrompt],
     path: Path,
     before: str | None,
     load: int,
@@ -222,7 +222,7 @@ def _write_page(path: Path, page: str | None) -> None:
         write_whole(path, page.encode("utf-8", errors="replace"))
 
 
-def _prompts(study: Study) -> dict[str, Prompt]:
+def _prompts(study: Study) -> dict[str, StudyPrompt]:
     """Return the study's prompts, sampled where that was not done yet."""
     tasks = {task.key: task for task in study.tasks["prompts"]}
     if study.config.distributions.source != "model" or len(tasks) > 1:
@@ -232,7 +232,7 @@ def _prompts(study: Study) -> dict[str, Prompt]:
         )
     artifact = study.store.get(*tasks.values())
     rows = artifact.read(columns=["prompt_id", "token_ids", "source"]).to_pylist()
-    return {row["prompt_id"]: Prompt(row["token_ids"], row["source"]) for row in rows}
+    return {row["prompt_id"]: StudyPrompt(row["token_ids"], row["source"]) for row in rows}
 
 
 def _name(study: Study, page: str | None) -> str:
@@ -297,7 +297,7 @@ async def _send(
     path: Path,
     load: int,
     timeout: float,
-    prompts: Mapping[str, Prompt],
+    prompts: Mapping[str, StudyPrompt],
 ) -> dict[str, str]:
     """Append answers as they come, of `load` at once; return the prompts without one, and why."""
     failed: dict[str, str] = {}

@@ -75,31 +75,30 @@ def _job(config: DictConfig) -> None:
 
 
 def _single(config: DictConfig) -> None:
-    from pipeline.core import sweeps
+    from pipeline.core.printed_tables import print_table, summary_rows
+    from pipeline.core.sweeps import publish_list_values
     from pipeline.settings.criteria import build_rules
 
     settings, tasks, artifacts = run(config)
     if tasks[0].stage.printed:
-        rows = sweeps.summary_rows(tasks, artifacts)
-        sweeps.print_table(rows)
+        rows = summary_rows(tasks, artifacts)
+        print_table(rows)
         rules, _ = build_rules(settings.criteria)
-        place = Path(settings.outputs)
-        sweeps.publish_listed(sys.argv[1:], settings.stage, rules, rows, place)
+        outputs = Path(settings.outputs)
+        publish_list_values(sys.argv[1:], settings.stage, rules, rows, outputs)
 
 
 def _point(config: DictConfig) -> None:
     from pipeline.core import sweeps
+    from pipeline.core.printed_tables import summary_rows
 
     job = HydraConfig.get()
-    overrides = sweeps.words_of(job.overrides.task)
+    overrides = sweeps.raw_overrides(job.overrides.task)
     named = ", ".join(sweeps.swept(overrides, sys.argv) or overrides)
     print(f"point {int(job.job.num) + 1}{': ' if named else ''}{named}", flush=True)
     try:
         settings, tasks, artifacts = run(config)
-        result: dict[str, Any] = {
-            "stage": settings.stage,
-            "rows": sweeps.summary_rows(tasks, artifacts),
-        }
+        result: dict[str, Any] = {"stage": settings.stage, "rows": summary_rows(tasks, artifacts)}
     except BrokenPipeError:
         raise
     except Exception as error:

@@ -22,12 +22,12 @@ from analysis.acceptance.parameter_range import build_range
 from analysis.report.text import UNDEFINED, few_notes, rounded_down
 from analysis.rule_base import check_k
 from analysis.statistics.estimate import Estimate, interval_columns
-from pipeline.core import sweeps
 from pipeline.core.files import slug
+from pipeline.core.printed_tables import print_table, write_rows
 from pipeline.core.stage import Json
 from pipeline.core.terminal import command
 from pipeline.inputs.artifact_readers import StoredDistributions, read_steps, resampled
-from pipeline.settings.criteria import judged_by_logs, mistakes
+from pipeline.settings.criteria import judged_by_logs, rule_errors
 from pipeline.study import Study
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def main(overrides: Sequence[str]) -> None:
 
 def tables(study: Study) -> dict[str, list[Json]]:
     """Return the rows of four tables: settings, tokens per call, usual drafter, KL needed."""
-    with mistakes("solve.rules"):
+    with rule_errors("solve.rules"):
         ranges = [
             build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
             for entry in study.config.solve.rules
@@ -83,12 +83,12 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     ):  # fmt: skip
         shown = [row for row in rows_of[name] if name == "solved" or row["rule"] == first]
         print(f"{title}:")
-        sweeps.print_table(_pivot(shown, key, value, at_a_kl if name == "usual" else whose))
+        print_table(_pivot(shown, key, value, at_a_kl if name == "usual" else whose))
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
     for note in few_notes(row["prompts"] for row in every):
         print(note)
     file = Path(study.config.outputs) / "tables" / f"{slug(f'solve-{study.config.study}')}.csv"
-    sweeps.write_rows(every, file)
+    write_rows(every, file)
 
 
 def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
@@ -136,7 +136,7 @@ class SolvedTarget:
                 goals[name] = Goal(wanted.tokens, True, length)
         every = list(goals.values())
         chosen = list(filter(self._has, ranges))
-        with mistakes("solve.rules"):
+        with rule_errors("solve.rules"):
             rules = [rule for searched in chosen for rule in searched.rules]
             check_k(rules, self._dist.k, self._vocab_size, setting="distributions.k")
         for searched in chosen:

@@ -1,8 +1,8 @@
-"""A study: its configuration, its rules, and the artifacts that it has or is to have.
+"""A study: its configuration, its rules and its artifacts, made or planned.
 
-For the command line, for the stages, which plan their artifacts from it, and for notebooks and
-scripts: ``Study("study=mini")`` takes the same overrides as ``python -m pipeline`` and reads what
-that command made. Nothing is computed but by `make`.
+The command line runs a study, stages plan their tasks from it, and notebooks read its results:
+``Study("study=mini")`` takes the same overrides as ``python -m pipeline``, and reads the artifacts
+that this command made. Only `make` computes anything.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
 }
-DECODING = frozenset({"decoding", "accuracy"})  # stages that take drafts back
-READER = 7  # version of what is read of the logs of engines
+# stages that decode with drafts, and so remove rejected tokens from caches
+DECODING_STAGES = frozenset({"decoding", "accuracy"})
+LOG_READER_VERSION = 7  # raised when engines' logs are read differently
 
 
 class Study:
-    """A study, planned.
+    """A study whose tasks are planned.
 
     Attributes:
         config: the checked configuration.
         rules: those of `config.criteria`.
-        decoded: those of them that a method with `rule: criteria` decodes with.
-        wanted: the requested stage, and all that it is made from.
-        tasks: the artifacts of the wanted stages, target by target; of other stages none.
-        store: where they are.
+        decoded: the rules that methods with `rule: criteria` decode with.
+        wanted: the requested stage, and all stages that it needs.
+        tasks: by stage, the tasks for each target; empty for stages that are not wanted.
+        store: where their artifacts are.
     """
 
     def __init__(self, *overrides: str, config: DictConfig | None = None) -> None:
@@ -78,11 +79,11 @@ class Study:
             with collect_errors(problems):
                 if name in self.wanted and stage.check is not None:
                     stage.check(self)
-        look = local_file if self.config.distributions.source == "logs" else local_path
+        check_path = local_file if self.config.distributions.source == "logs" else local_path
         for key, model in models_named(self.config).items():
             with collect_errors(problems):
-                look(model.path, key)
-        if not self.rules:  # the rules are wrong: nothing that takes them can be planned
+                check_path(model.path, key)
+        if not self.rules:  # they have errors, and stages can't plan without rules
             raise_collected(problems)
         self.tasks: dict[str, list[Task]] = {}
         with collect_errors(problems):
@@ -104,37 +105,36 @@ class Study:
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
     def log_entries(self, target: str) -> Json:
-        """Return what results depend on of the engine's log that is a target."""
+        """Return the settings of a target that is an engine's log: all that results depend on."""
         key = f"targets.{target}.path"
         path = self.config.targets[target].path
         local_file(path, key)
         identity = self.identities.source(path, None, key)
         error = self.config.distributions.log.error
-        return {**identity.entries, "reader": READER, "error": error}
+        return {**identity.entries, "reader": LOG_READER_VERSION, "error": error}
 
     def runtime(self, target: ModelConfig) -> Runtime:
-        """Return what a task on a target takes besides its settings and inputs."""
+        """Return the runtime of a task on a target, without models."""
         return Runtime(target.label, self.statistics, path=target.path)
 
-    def rule_tasks(self, stage: Stage, above: str, **settings: Any) -> list[Task]:
-        """Return a task of a stage for each one of the stage `above` it, with all rules.
+    def rule_tasks(self, stage: Stage, upstream: str, **settings: Any) -> list[Task]:
+        """Return a task of `stage` for each task of stage `upstream`, its only input.
 
-        The task above is its one input. `settings` are what the content depends on besides the
-        rules.
+        Its settings are all rules and `settings`.
         """
         settings = {"rules": [rule_entries(rule) for rule in self.rules], **settings}
-        pairs = zip(self.config.targets.values(), self.tasks[above], strict=False)  # or no task
+        pairs = zip(self.config.targets.values(), self.tasks[upstream], strict=False)  # or no task
         return [
-            Task(stage, made.label, settings, {above: made}, self.runtime(target))
-            for target, made in pairs
+            Task(stage, task.label, settings, {upstream: task}, self.runtime(target))
+            for target, task in pairs
         ]
 
-    def made(self, task: Task) -> bool:
-        """Say whether the artifact of a task is published, up to date or not."""
+    def is_made(self, task: Task) -> bool:
+        """Say whether the artifact of a task exists."""
         return self.store.find(task) is not None
 
     def make(self, stage: str) -> list[Artifact]:
-        """Bring the artifacts of a stage up to date, and all they are made from."""
+        """Compute the artifacts of a stage that do not exist yet, and all that they need."""
         tasks = self.tasks[stage]
         todo = self.store.missing(tasks)
         if todo:
@@ -157,7 +157,7 @@ class Study:
         for stage in STAGES:
             keys = {key for key, task in every.items() if task.stage.name == stage}
             run = len(keys & todo)
-            cached = sum(self.made(every[key]) for key in keys - todo)
+            cached = sum(self.is_made(every[key]) for key in keys - todo)
             counted = {"cached": cached, "to run": run}
             words = [f"{count} {state}" for state, count in counted.items() if count]
             if words:
@@ -188,7 +188,7 @@ class Study:
         return found
 
     def command(self, *more: str) -> str:
-        """Return the command that makes its artifacts, without the overrides of `solve`."""
+        """Return the command line of this study, without overrides of `solve`, with `more`."""
         given = [word for word in self.overrides if not word.startswith("solve.")]
         return shlex.join(["python", "-m", "pipeline", *given, *more])
 
@@ -199,7 +199,10 @@ class Study:
         rule: str | None = None,
         columns: list[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the rows of an artifact, without the lists of top K; of one rule by its label."""
+        """Return the rows of an artifact, of one rule if its label is given.
+
+        By default the columns `top_*`, lists of K values, are left out.
+        """
         artifact = self.artifact(stage, target)
         if columns is None:
             columns = [name for name in artifact.columns["data"] if not name.startswith("top_")]
@@ -219,7 +222,7 @@ class Study:
         return read_distributions(self.artifact("distributions", target))
 
     def words(self, target: str) -> dict[int, str]:
-        """Return the texts of a target's tokens by id, of those that are known (`token_texts`)."""
+        """Return the texts of a target's tokens by id, as far as they are known (`token_texts`)."""
         from pipeline.models.tokens import token_texts
 
         task = self.task("distributions", target)
@@ -228,19 +231,19 @@ class Study:
 
 
 def models_named(config: schema.Config) -> dict[str, ModelConfig]:
-    """Return the models of a configuration, by the key of their paths."""
+    """Return the models of a configuration, by the key that has their path."""
     models = {f"targets.{name}.path": target for name, target in config.targets.items()}
     return models if config.drafter is None else models | {"drafter.path": config.drafter}
 
 
 def _closure(name: str) -> frozenset[str]:
-    return frozenset({name}).union(*(_closure(above) for above in STAGES[name].upstream))
+    return frozenset({name}).union(*(_closure(needed) for needed in STAGES[name].upstream))
 
 
 def check_models(tasks: Sequence[Task]) -> None:
-    """Check the models that tasks, still to be computed, will load."""
+    """Check the models that the tasks to be computed will load, each once."""
     if not any(task.runtime.models for task in tasks):
-        return  # without the import of torch
+        return  # and torch need not be imported
     from pipeline.drafters.pairs import check_decoding, check_pair
     from pipeline.models.devices import check_threads, choose_device
     from pipeline.models.loading import skeleton
@@ -248,10 +251,11 @@ def check_models(tasks: Sequence[Task]) -> None:
     checked = set()
     for task in tasks:
         models = task.runtime.models
-        decodes = task.stage.name in DECODING
-        if not models or (models[0].key, len(models), decodes) in checked:
+        decodes = task.stage.name in DECODING_STAGES
+        key = (models[0].key, len(models), decodes) if models else None
+        if key is None or key in checked:
             continue
-        checked.add((models[0].key, len(models), decodes))
+        checked.add(key)
         if models[0].execution.engine == "ray":
             from pipeline.core.workers import allocate, connect
 

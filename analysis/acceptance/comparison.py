@@ -38,7 +38,7 @@ def logit_rows(name: str, logits: Any) -> NDArray[Any]:
     return rows
 
 
-def compare_logits(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
+def compare_arrays(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
     """Compare raw logits (N, V) of a target with those of a drafter at the same steps."""
     rows = max(1, LOGITS_AT_ONCE // target.shape[1])
     starts = range(0, max(1, len(target)), rows)

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, PromptBootstrap, Resampling
+from ..statistics.bootstrap import Flags, Integers, PromptBootstrap, Resampling
 from ..statistics.estimate import Estimate
 from ..statistics.prompts import prompt_bootstrap
 from ..statistics.trajectories import Trajectories, count_calls
@@ -23,6 +23,8 @@ from .judgement import Judgement, Steps, judge, slacks
 from .typical import usual_statistics
 
 Row = dict[str, Any]
+# by statistic the (P,) numerators and denominators
+SourceCounts = Mapping[str, tuple[Integers, Integers]]
 SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
 SPECULATIVE = "speculative sampling"
 RACES = "exponential races"
@@ -86,27 +88,26 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("rule")
 
 
+def source_counts(judgement: Judgement, trajectories: Trajectories) -> SourceCounts:
+    """Return the numerators and denominators of `source_statistics` for one rule, by prompt."""
+    steps = np.bincount(trajectories.answer_index)
+    calls = count_calls(judgement.accepted_by_depth, trajectories, None)
+    return {
+        "acceptance": (trajectories.total(judgement.accepted), steps),
+        "certified": (trajectories.total(judgement.certified), steps),
+        "measured_per_call": (calls.tokens, calls.calls),
+    }
+
+
 def source_statistics(
-    judgements: Sequence[Judgement],
-    trajectories: Trajectories,
-    sources: Sequence[str],
-    statistics: Resampling,
+    by_rule: Mapping[str, SourceCounts], sources: Sequence[str], statistics: Resampling
 ) -> list[Row]:
     """Return the acceptance of each rule over the prompts of each source.
 
-    `sources` (P,) is the source of each prompt. Rows have rule, source, the number of its prompts,
-    and the statistics acceptance, certified and measured_per_call of `rule_statistics` over these
-    prompts alone.
+    `by_rule` has the `source_counts` by the label of the rule, `sources` (P,) is the source of each
+    prompt. Rows have rule, source, the number of its prompts, and the statistics acceptance,
+    certified and measured_per_call of `rule_statistics` over these prompts alone.
     """
-    steps = np.bincount(trajectories.answer_index)
-    by_rule = {}  # of each statistic the numerator and denominator by prompt
-    for judgement in judgements:
-        calls = count_calls(judgement.accepted_by_depth, trajectories, None)
-        by_rule[judgement.rule.label] = {
-            "acceptance": (trajectories.total(judgement.accepted), steps),
-            "certified": (trajectories.total(judgement.certified), steps),
-            "measured_per_call": (calls.tokens, calls.calls),
-        }
     rows = []
     for source in sorted(set(sources)):
         chosen = np.flatnonzero([source == other for other in sources])
@@ -160,24 +161,25 @@ def stochastic_statistics(
     ]
 
 
-def depth_statistics(
-    depth: int, steps: Steps, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
-) -> list[Row]:
-    """Return the statistics of a drafter at one depth d, after d - 1 drafted tokens.
+def depth_statistics(depth: int, steps: Steps, bootstrap: PromptBootstrap) -> list[Row]:
+    """Return the statistics of a drafter alone at one depth d, after d - 1 drafted tokens.
 
-    They are acceptance and certified for each rule and, with an empty rule, kl_median (nats) and
-    finite (the share of steps with a finite KL).
+    With an empty rule they are kl_median (nats) and finite (the share of steps with a finite KL).
     """
     drafter = {"rule": "", "depth": depth}
-    rows = [
+    return [
         drafter | _row("kl_median", bootstrap.quantile_interval(steps.kl)),
         finite_share(steps, bootstrap) | drafter,
     ]
-    for judgement in judgements:
-        keys = {"rule": judgement.rule.label, "depth": depth}
-        rows.append(keys | _row("acceptance", bootstrap.ratio_interval(judgement.accepted)))
-        rows.append(keys | _row("certified", bootstrap.ratio_interval(judgement.certified)))
-    return rows
+
+
+def depth_shares(depth: int, judgement: Judgement, bootstrap: PromptBootstrap) -> list[Row]:
+    """Return acceptance and certified of a rule, judged at one depth."""
+    keys = {"rule": judgement.rule.label, "depth": depth}
+    return [
+        keys | _row("acceptance", bootstrap.ratio_interval(judgement.accepted)),
+        keys | _row("certified", bootstrap.ratio_interval(judgement.certified)),
+    ]
 
 
 def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> Row:

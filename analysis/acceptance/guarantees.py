@@ -7,7 +7,7 @@ every step is accepted there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,18 +54,16 @@ def expected_per_call(accepted: Floats, trajectories: Trajectories) -> float:
 
 def usual_acceptance(
     target: Target, kl: float | Floats, rules: Sequence[Rule]
-) -> dict[str, Floats]:
-    """Return the predicted acceptance of a usual drafter, (N, R), by law of its directions.
+) -> Iterator[tuple[str, Floats]]:
+    """Yield the predicted acceptance of a usual drafter, (N, R), for each law of its directions.
 
     The prediction is a model (`analysis.acceptance.typical`). `kl` is a number, or (N,) one for
-    each step, in nats. The result is empty if no distributions are stored.
+    each step, in nats. Nothing is yielded without rules or if no distributions are stored.
     """
-    if target.dist is None:
-        return {}
-    return {
-        law: typical_acceptance(target.dist, list(rules), kl, draws=DRAWS_OF_MEANS, law=law)
-        for law in LAWS
-    }
+    if target.dist is None or not rules:
+        return
+    for law in LAWS:
+        yield law, typical_acceptance(target.dist, list(rules), kl, draws=DRAWS_OF_MEANS, law=law)
 
 
 def greedy_guarantees(target: Target, eps: float) -> dict[str, float]:

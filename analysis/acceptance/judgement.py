@@ -29,7 +29,7 @@ from ..statistics.bootstrap import Flags
 from ..statistics.prompts import positions
 from ..statistics.trajectories import Trajectories
 from ..topk import Distributions, Floats, TopK
-from .comparison import compare_logits, logit_rows
+from .comparison import compare_arrays, logit_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,7 @@ class Steps:
         dist = TopK.from_logits(target, k, temperature)
         size = len(dist)
         position = np.arange(size) if prompts is None else positions("prompts", prompts, size)
-        return cls(dist, position.astype(np.int32), *compare_logits(target, draft, temperature))
+        return cls(dist, position.astype(np.int32), *compare_arrays(target, draft, temperature))
 
     def table(self, rules: Any) -> pd.DataFrame:
         """Return a row for each rule: acceptance, certified, coverage, tokens per call, and others.

@@ -58,31 +58,42 @@ class Condition(NamedTuple):
         return f"{self.name_of_quantity} > {level:.4g}"
 
 
-def compared_steps(
-    dist: TopK,
-    rule: rules.Rule,
-    ends: tuple[Floats, Floats],
-    active_size: NDArray[Any],
-    accepted_count: NDArray[Any],
-) -> pd.DataFrame:
-    """Return the inputs of the closed forms of a rule, a row per step, from `certify`.
+def rejected_levels(
+    dist: TopK, rule: rules.Rule, accepted_count: NDArray[Any]
+) -> tuple[Floats, Floats | float]:
+    """Return b, (N,), NaN where it is not stored, and theta, NaN for a rule without threshold.
 
-    Returns:
-        certificate, NaN unless it is exact and finite; active_size; p0; b, NaN where it is not
-        stored; theta, NaN for a rule without threshold.
+    `accepted_count` (N,) is that of `certify`.
     """
-    lower, upper = ends
     first = np.full(len(dist), rule.m) if isinstance(rule, rules.Tree) else accepted_count
     stored = (first >= 1) & (first < dist.k)
     b = np.take_along_axis(dist.log_probs, np.where(stored, first, 0)[:, None], axis=1)[:, 0]
     cut = rule.cut(dist)
+    return np.where(stored, np.exp(b), np.nan), math.nan if cut is None else cut.theta(dist)
+
+
+def compared_steps(
+    ends: tuple[Floats, Floats],
+    active_size: NDArray[Any],
+    p0: Floats,
+    b: Floats,
+    theta: Floats | float,
+) -> pd.DataFrame:
+    """Return the inputs of the closed forms of a rule, a row per step.
+
+    `ends` and `active_size` are those of `certify`, `b` and `theta` of `rejected_levels`.
+
+    Returns:
+        certificate, NaN unless it is exact and finite; active_size; p0; b; theta.
+    """
+    lower, upper = ends
     return pd.DataFrame(
         {
             "certificate": np.where((lower == upper) & np.isfinite(upper), lower, np.nan),
             "active_size": active_size,
-            "p0": dist.top_probability,
-            "b": np.where(stored, np.exp(b), np.nan),
-            "theta": np.nan if cut is None else cut.theta(dist),
+            "p0": p0,
+            "b": b,
+            "theta": theta,
         }
     )
 

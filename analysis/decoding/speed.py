@@ -266,9 +266,8 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     of the target alone. A clause names the run where its sign is strongest.
     """
     signs = []
-    share = float(
-        speeds["processor_share"].median()
-    )  # methods take turns, so a load slows all of them
+    # methods take turns, so a load slows all of them
+    share = float(speeds["processor_share"].median())
     if share < LEAST_PROCESSOR_SHARE:
         signs.append(
             f"the run had a processor for {100 * share:.0f} % of the time, "

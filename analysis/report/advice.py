@@ -141,8 +141,8 @@ def _outlook(run: Run, predicted: pd.DataFrame | None) -> str:
         here = f"best here, as predicted: {_drafted(found.best_length)}, {times}"
     elsewhere = "nor where longer passes cost nothing"
     if found.bound_length:
-        times = f"{found.bound_speed:.2f} times"
-        elsewhere = f"{_drafted(found.bound_length)}, {times}, if longer passes cost nothing"
+        best = f"best with {_drafted(found.bound_length)}, {found.bound_speed:.2f} times as fast"
+        elsewhere = f"if longer passes cost nothing, {best}"
     return (
         f"{method_in_words(run)}: a call takes as long as {found.cost.value:.2f} passes over one "
         f"token here and gives {run['tokens_per_call']:.2f} tokens; {here}; {elsewhere}."
@@ -195,9 +195,12 @@ def _none_faster(relaxed: Sequence[RelaxedRule], target: str, beaten: str) -> st
     """Return that no relaxed rule is surely faster, and what the fastest one reached."""
     fastest = relaxed[0]
     which = f"The fastest of {len(relaxed)} timed" if len(relaxed) > 1 else "The only one timed"
+    speed = f"{speed_text(fastest.run)} as {target} alone"
+    if fastest.ratio is not None:  # first beside what it is compared with
+        speed = f"{speed_text(fastest.ratio)} as that, and {speed}"
     return (
-        f"No relaxed rule was measurably faster than {beaten}. {which}, "
-        f"{method_in_words(fastest.run)}, was {_relaxed_speed(fastest, target, beaten)}."
+        f"No relaxed rule was surely faster than {beaten}. {which}, "
+        f"{method_in_words(fastest.run)}, was {speed}."
     )
 
 

@@ -86,7 +86,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
     note = ""
     if any(set(LAWS) <= set(frame) for frame in by_target.values()):
         note = (
-            " Black line: predicted for a usual drafter, off in a random direction at these KLs; "
+            " Line: predicted for a usual drafter, off in a random direction at these KLs; "
             "it is a model, and the band shows heavier tails (Laplace) to lighter ones (uniform)."
         )
 
@@ -97,9 +97,9 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
         for axis, (name, frame) in zip(axes, by_target.items(), strict=True):
             shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
             colours = [style.CERTIFIED if low >= 0 else style.ACCEPTED for low in frame["low"]]
-            bars = axis.bar(range(len(frame)), shares, color=colours)
-            counts = [f"{steps:.0f}" if steps else "" for steps in frame["steps"]]
-            axis.bar_label(bars, counts, fontsize=5)
+            axis.bar(range(len(frame)), shares, color=colours)
+            for place, steps in enumerate(frame["steps"]):
+                axis.text(place, 1.06, f"{steps:.0f}" if steps else "", ha="center", fontsize=5)
             if set(LAWS) <= set(frame):
                 _draw_usual(axis, frame)
             axis.axvline(
@@ -107,7 +107,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
             )
             names = [slack_text(*ends) for ends in frame[["low", "high"]].to_numpy()]
             axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
-            axis.set(title=name, ylabel="accepted", ylim=(0, 1.08))
+            axis.set(title=name, ylabel="accepted", ylim=(0, 1.2))
             style.percent(axis, "y")
         axes[-1].set_xlabel("R − KL, nats")
         return drawing
@@ -117,7 +117,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
         "Acceptance over R − KL",
         "Share of steps whose draft is accepted, by the certificate R minus the drafter's KL(p‖q). "
         f"Rule: {rule}. Right of zero the step is certified (green), and every draft is accepted; "
-        "left of it (orange) nothing is guaranteed. Numbers: steps." + note,
+        "left of it (orange) nothing is guaranteed. Numbers above: steps." + note,
         draw,
     )
 

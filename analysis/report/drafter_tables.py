@@ -140,12 +140,18 @@ def depth_table(results: Results) -> Table | None:
     depths = [f"depth {depth}" for depth in sorted(data["depth"].unique())]
     table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, depths]))
     first = ["target", "depth", "rule"]
+    infinite = ""
+    if (finite[finite.index.get_level_values("depth") > 1] == 0).any():
+        infinite = (
+            " A finite KL of 0.0 %: at later depths the KL of a head with a vocabulary of its own "
+            "is not computed and counts as infinite."
+        )
     return Table(
         "depths",
         "By depth of the draft",
         f"What {results.drafter} drafts after none, one, two, ... drafted tokens, along the "
         "target's own text: it reads the target's hidden states where they are known, and its own "
-        "output after that. All other tables show depth 1.",
+        f"output after that. All other tables show depth 1.{infinite}",
         data[[*first, *(name for name in data if name not in first)]],
         table.rename(index=BY_DEPTH, level=0)
         .rename(index={**results.titles, "": "the drafter"}, level=1)

@@ -69,7 +69,7 @@ def methods_table(
         "a call costs": estimate_texts(Estimate.read(data, "cost"), unit=" passes"),
         "faster here?": data["faster?"],
         "speed here": speed_texts(Estimate.read(data, "speedup")),
-        "best length here": _lengths(data, "best"),
+        "best length, predicted": _lengths(data, "best"),
         "if longer passes cost nothing": _lengths(data, "bound"),
         "accepted": _accepted_texts(data),
     }
@@ -77,12 +77,13 @@ def methods_table(
         "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
         "tokens per call and accepted tokens carry over to an engine that drafts alike. The "
         "rest is of this machine and this project's loop, one request at a time. A call costs: "
-        "in passes of the target over one token. Best length here: predicted from tokens and "
-        "cost per call, not timed, without the time to the first token. If longer passes cost "
-        "nothing: the same if a pass over several tokens took as long as over one, which is "
-        "nearly true in engines; drafting still takes the time it takes here. Accepted: of the "
-        "drafter's first choices along the target's text; of look-up, of the tokens it drafted, "
-        "which are few a call, since it drafts only where it finds a match."
+        "in passes of the target over one token. Speed here: timed. Best length: predicted from "
+        "tokens and cost per call, not timed, without the time to the first token. If longer "
+        "passes cost nothing: the same if a pass over several tokens took as long as over one, "
+        "which a GPU with one request comes closest to; drafting still takes the time it takes "
+        "here. Accepted: of the drafter's first choices along the target's text; of look-up, of "
+        "its tokens that were tested, so those behind a rejected one do not count. Drafted a "
+        "call: the mean of the timed answers; look-up drafts only where it finds a match."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 
@@ -91,7 +92,7 @@ def _accepted_texts(data: pd.DataFrame) -> list[str]:
     """Return the cells of accepted shares, with the number of drafted tokens if it is known."""
     shares = estimate_texts(Estimate.read(data, "accepted"), percent=True, zero_width=True)
     return [
-        share if isnan(drafted) else f"{share} of {drafted:.2f} a call"
+        share if isnan(drafted) else f"{share}; {drafted:.2f} drafted a call"
         for share, drafted in zip(shares, data["drafted_per_call"], strict=True)
     ]
 
@@ -170,7 +171,8 @@ def relax_speed_table(
     by_row = Estimate(*zip(*speeds, strict=True))
     cells = relax.cells.assign(**{"speed here, predicted": speed_texts(by_row)})
     caption = (
-        f"{relax.caption} Predicted: at γ of the drafter's method above, after the first token."
+        f"{relax.caption} Predicted: not timed, at γ of the drafter's method above, after the "
+        "first token; what was timed stands in the first table."
     )
     data = relax.data.assign(**by_row.columns("speed"))
     return Table("relax_speed", relax.title, caption, data, cells)

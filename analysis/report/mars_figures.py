@@ -19,11 +19,11 @@ from . import style
 from .table import Figure
 from .text import percent_text
 
-OUTCOME_POINTS = {  # colour and size of a point, by outcome
-    BELOW: (style.GREY, 3),
-    FIRST: (style.PURPLE, 5),
-    REJECTED: (style.VERMILION, 5),
-    SECOND: (style.GREEN, 7),
+OUTCOME_POINTS = {  # colour, size and shape of a point, by outcome
+    BELOW: (style.GREY, 3, "."),
+    FIRST: (style.PURPLE, 5, "o"),
+    REJECTED: (style.VERMILION, 7, "x"),
+    SECOND: (style.GREEN, 9, "^"),
 }
 RATIO = "logit ratio z₂/z₁"
 PROBABILITY_RATIO = "probability ratio p₁/p₀"
@@ -76,9 +76,10 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
 def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
     for axis, (x, y, x_name, y_name) in zip(axes, SCATTERS, strict=True):
         for outcome, part in steps.groupby("outcome", observed=True):
-            colour, size = OUTCOME_POINTS[str(outcome)]
-            axis.scatter(part[x], part[y], s=size, color=colour, linewidths=0, label=outcome,
-                         rasterized=True)  # fmt: skip
+            colour, size, shape = OUTCOME_POINTS[str(outcome)]
+            width = 0.7 if shape == "x" else 0
+            axis.scatter(part[x], part[y], s=size, color=colour, marker=shape, linewidths=width,
+                         label=outcome, rasterized=True)  # fmt: skip
         axis.set(xlabel=x_name, ylabel=y_name)
     axes[0].set_title(target)
     for axis in axes[:2]:

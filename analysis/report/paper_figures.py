@@ -25,7 +25,7 @@ REFERENCE: dict[str, Any] = {"color": style.GREY, "linewidth": 3.2, "zorder": 1.
 GRID_POINTS = 600
 MOST_BANDS = 4  # with more curves, only the first and the last have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
-BAND = "Shaded: pointwise intervals over prompts (of more than four curves, the first and last)."
+BAND = "Shaded: pointwise intervals over prompts"
 # Figures 2 to 5: the family of rules drawn beside strict greedy, the title and the caption
 SURVIVAL_FIGURES: Mapping[int, tuple[type[Rule], str, str]] = {
     2: (
@@ -125,7 +125,8 @@ def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
     if family is Tree and any(rule.ceiling > StrictGreedy().ceiling for rule in rules):
         caption += " The axis is longer than in Figures 2 to 4."
     name = f"figure{number}"
-    return Figure(name, f"Figure {number}: {title}", f"{caption} {BAND}", draw)
+    of_which = "." if len(rules) <= MOST_BANDS else ", of the first and the last curve."
+    return Figure(name, f"Figure {number}: {title}", f"{caption} {BAND}{of_which}", draw)
 
 
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:

@@ -34,6 +34,10 @@ WORDINGS = {
     "mean_run": "Mean certified run",
     RANDOM: f"From a random position, at most {RANDOM_CAP}",
 }
+SHARES = {  # heads of Tables 2 and 7 that LaTeX leaves out: what they are
+    "exact": "Exact: the share of certificates that are known exactly. ",
+    "empty": "Empty: the share of steps at which nothing can be rejected; the ceiling counts. ",
+}
 TOP_M = (
     "Top-m keeps the ranks up to m; read literally, the paper's gate keeps m − 1, and m = 2 would "
     "be strict greedy. "
@@ -255,7 +259,9 @@ def _notes(results: Results, data: pd.DataFrame) -> str:
     meanings = dict.fromkeys(rule.undefined_means for rule in rules if rule.undefined_means)
     for means in meanings:
         titles = ", ".join(rule.title for rule in rules if rule.undefined_means == means)
-        notes.append(f"Undefined (column of the CSV file) for {titles}: {means.rstrip('.')}. ")
+        notes.append(
+            f"The CSV file's column undefined counts steps for {titles}: {means.rstrip('.')}. "
+        )
     return "".join([*notes, _few_note(data)])
 
 
@@ -293,14 +299,16 @@ def _statistics_table(
     means = data[data["statistic"] == "mean"]
     statistics = list(HEADS)
     grid = numbers
+    meanings = ""
     for head, shares, usual in (("exact", 1 - means["inexact"], 1), ("empty", means["empty"], 0)):
         if (shares != usual).any():
+            meanings += SHARES[head]
             of_head = means.assign(statistic=head)
             cells = map(percent_text, shares)
             grid = grid.join(cells_to_grid(of_head, "rule", ["target", "statistic"], cells))
             statistics.append(head)
     order = pd.MultiIndex.from_product([results.targets, statistics], names=grid.columns.names)
-    text = f"{caption}{_notes(results, data)}".strip()
+    text = f"{caption}{_notes(results, data)}{meanings}".strip()
     return Table(name, title, text, data, headed(grid[order]), printed_rows)
 
 

@@ -71,8 +71,9 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does). Tokens "
         "per call: drafts of any length, without each answer's first token, which Table 5 counts. "
         "Usual drafter: the first choices accepted, under strict greedy or at the setting, of one "
-        "that is off in a random direction at this KL. It is a model; in brackets are heavier "
-        "tails (Laplace) and lighter ones (uniform)."
+        "that is off in a random direction at this KL, and its expected tokens per call. That is "
+        "a model and guarantees nothing; in brackets, no interval: with heavier tails (Laplace) "
+        "and with lighter ones (uniform)."
     )
     if results.drafter:
         drafter = f"{results.drafter}, which is not within that KL at every step"
@@ -89,23 +90,35 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
 def _with_usual(rows: Sequence[Row], target: Target, eps: float) -> list[Row]:
     """Return the rows with the predicted acceptance of a usual drafter, if they have a rule."""
     rules = list(dict.fromkeys(row["rule"] for row in rows if row["rule"] is not None))
-    accepted = usual_acceptance(target, eps, rules) if rules else {}
-    completed = []
-    for row in rows:
-        text = UNDEFINED
-        values = [math.nan] * len(LAWS)
-        if row["rule"] is not None and accepted:
-            by_law = [shares[:, rules.index(row["rule"])] for shares in accepted.values()]
-            if row["quantity"] == PER_CALL:
-                values = [expected_per_call(share, target.trajectories) for share in by_law]
-                usual, *tails = map(number_text, values)
-            else:
-                values = [float(share.mean()) for share in by_law]
-                usual = percent_text(values[0])
-                tails = [number_text(100 * value, 1) for value in values[1:]]
-            text = f"{usual} ({', '.join(tails)})"
-        completed.append(row | dict(zip(USUAL, values, strict=True)) | {"usual_text": text})
-    return completed
+    by_row: list[list[float]] = [[] for _ in rows]  # a value for each law
+    for _, shares in usual_acceptance(target, eps, rules):
+        for row, values in zip(rows, by_row, strict=True):
+            if row["rule"] is not None:
+                share = shares[:, rules.index(row["rule"])]
+                is_per_call = row["quantity"] == PER_CALL
+                values.append(
+                    expected_per_call(share, target.trajectories)
+                    if is_per_call
+                    else float(share.mean())
+                )
+    return [
+        row
+        | dict(zip(USUAL, values or [math.nan] * len(LAWS), strict=True))
+        | {"usual_text": _usual_text(row["quantity"], values)}
+        for row, values in zip(rows, by_row, strict=True)
+    ]
+
+
+def _usual_text(quantity: str, values: Sequence[float]) -> str:
+    """Return the cell of a usual drafter, as in "81.2% (79.0, 82.3)"."""
+    if not values:
+        return UNDEFINED
+    if quantity == PER_CALL:
+        usual, *tails = map(number_text, values)
+    else:
+        usual = percent_text(values[0])
+        tails = [number_text(100 * value, 1) for value in values[1:]]
+    return f"{usual} ({', '.join(tails)})"
 
 
 def _greedy_rows(target: Target, eps: float, results: Results) -> Iterator[Row]:

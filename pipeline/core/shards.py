@@ -1,9 +1,9 @@
-"""Long computations in shards: batches of items, each kept as soon as it is finished.
+"""Computes artifacts in shards: each finished batch of items is kept, so a stopped run can go on.
 
-A shard is a Parquet file with a row group for each item. Its metadata name its items, what was
-measured, and its owner: the artifact by its key, the content of its inputs, and the timings that
-are asked for. So it is taken only where it would come out the same, whatever the batch size and
-whatever directory it lies in.
+A shard is a Parquet file with a row group for each item. Its metadata have the names of its items,
+measurements, and its owner: the artifact's key, the content of its inputs, and the machine that
+timings are asked of. A shard is reused only for the same owner, whatever the batch size and the
+directory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 
     @contextmanager
     def open(self) -> Iterator[pq.ParquetFile]:
-        """Yield its file; PipelineError where it was damaged after it was found."""
+        """Yield its file; PipelineError if it was damaged after it was found."""
         try:
             with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
                 yield file
@@ -61,11 +61,20 @@ def compute_shards(
     steps: int = 1,
     unit: str = "prompt",
 ) -> list[Shard]:
-    """Compute the shards of all items but those that are finished; add the worker's metadata.
+    """Compute the shards that are not finished yet; add the worker's metadata to the artifact's.
 
-    `names` are the items, in the order in which they are computed; None: a worker knows them.
-    `open_worker` loads what is needed, here or in another process, as `execution` of the task's
-    models says. `steps`, the most that an item can have, and `unit` are for the progress bar.
+    Args:
+        task: the task of the artifact.
+        inputs: its inputs.
+        out: where the artifact is written.
+        names: the items, in the order of computation; None: the worker's `names()`.
+        open_worker: the class of workers, created in this process or with Ray, as the key
+            `execution` says.
+        steps: the most steps of an item, for the progress bar.
+        unit: what an item is called there, in the singular.
+
+    Returns:
+        All shards, in the order of `names`.
     """
     out.shards.mkdir(exist_ok=True)
     owner = owner_of(task, inputs)
@@ -84,26 +93,29 @@ def compute_shards(
             workers.ask("metadata", [shard.measured for shard in shards]) | workers.engine
         )
     out.metadata |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
-    place = {name: at for at, name in enumerate(names)}
-    return sorted(shards, key=lambda shard: place[shard.names[0]])
+    order = {name: index for index, name in enumerate(names)}
+    return sorted(shards, key=lambda shard: order[shard.names[0]])
 
 
 def unfinished(names: Sequence[str], finished: set[str], size: int) -> list[list[str]]:
-    """Return what is left of each batch: batches stay the same, whatever was finished."""
-    batches = (names[at : at + size] for at in range(0, len(names), size))
+    """Split all items into batches, then leave out finished items and empty batches.
+
+    So the batches do not depend on what was finished.
+    """
+    batches = (names[begin : begin + size] for begin in range(0, len(names), size))
     left = ([name for name in batch if name not in finished] for batch in batches)
     return [batch for batch in left if batch]
 
 
 def owner_of(task: Task, inputs: Inputs) -> Json:
-    """Return what the shards of an artifact belong to."""
+    """Return the owner that is written into the shards of an artifact."""
     contents = {name: artifact.content for name, artifact in inputs.items()}
     asked = None if task.asked is None else task.asked.mark
     return {"key": task.key, "inputs": contents, "asked": asked}
 
 
 def _finished(folder: Path, owner: Json | None = None) -> Iterator[Shard]:
-    """Yield the finished shards; remove damaged ones and, where `owner` is given, another's."""
+    """Yield finished shards; remove damaged ones and, if `owner` is given, those of others."""
     for path in sorted(folder.iterdir()):
         content = read_sealed(path) if path.suffix == ".shard" else None
         if content is None:

@@ -1,7 +1,7 @@
-"""Stages, the artifacts that they are to make, and the artifacts that are there.
+"""The protocol of stages, their tasks (artifacts to be made) and artifacts (made).
 
-A stage is a module of `pipeline.stages` that exports ``STAGE``. Every command imports all of them,
-so that what only a computation needs is imported by the function that computes.
+A stage is a module of `pipeline.stages` that exports ``STAGE``. Every command imports all stages,
+so slow imports belong inside the functions that compute.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Inputs = Mapping[str, "Artifact"]  # by name
 
 
 def row_counts(task: Task, artifact: Artifact) -> list[Json]:
-    """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
+    """Sum up an artifact by its name and its numbers of rows: the default `summary` of a stage."""
     counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
     return [{"artifact": f"{task.stage.name}/{artifact.directory.name}", **counts}]
 
 
 def statistics_entries(bootstrap: Resampling) -> Json:
-    """Return the settings of a bootstrap as those of an artifact."""
+    """Return the settings of a bootstrap as entries of a task's settings."""
     resamples, confidence, seed = bootstrap
     return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
 
@@ -47,22 +47,21 @@ def statistics_entries(bootstrap: Resampling) -> Json:
 class Stage:
     """A stage of the pipeline."""
 
-    name: str  # that of its module, of its directory, and in `stage=NAME`
-    # raised whenever its results change: its artifacts, and all that are made from them, are then
-    # made anew
+    name: str  # of its module, its directory, and in `stage=NAME`
+    # raise it whenever results change: the stage's artifacts, and those made from them, are then
+    # computed again
     version: int
     upstream: tuple[str, ...]  # the stages that its artifacts may be made from
     # the columns of each Parquet file; the files carry their meanings as metadata
     tables: Mapping[str, Columns]
-    # returns the artifacts that a `pipeline.study.Study` needs, target by target. Cheap: it loads
-    # no model
+    # returns the tasks of a `pipeline.study.Study`, target by target; fast, as it loads no model
     plan: Callable[[Any], Iterable[Task]]
-    compute: Callable[[Task, Inputs, Out], None]  # writes an artifact
-    # refuses a study, by a PipelineError, before any file is looked at
+    compute: Callable[[Task, Inputs, Out], None]  # writes the artifact of a task
+    # raises a PipelineError if a study can't be run; called before any file is looked at
     check: Callable[[Any], None] | None = None
-    # refuses a task that is to be computed, by a PipelineError, before anything is
+    # raises a PipelineError if a task can't be computed; called before any task is
     check_task: Callable[[Task], None] | None = None
-    # rows of an artifact, for the terminal and for the table of a sweep
+    # returns the rows that sum up an artifact, for the terminal and the table of a sweep
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False  # whether a single run prints these rows as well
 
@@ -87,7 +86,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model, or a head, and how it runs; `key` is its configuration key, for errors."""
+    """A model or head, and how it is run; `key` is its configuration key, for errors."""
 
     key: str
     identity: Identity
@@ -108,37 +107,41 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a task takes to be computed and summed up besides its settings and inputs.
+    """What a task needs besides settings and inputs, and what its content does not depend on.
 
-    A stage that needs more derives a class of its own.
+    Stages that need more derive a class of their own.
     """
 
     label: str  # its target as printed
-    statistics: Resampling  # the bootstrap's settings; in the task's, too, where content has them
-    # those that it loads: a target alone, or a target and its drafter
+    statistics: Resampling  # the bootstrap's settings; if content depends on them, in settings too
+    # that it loads: a target alone, or a target and its drafter
     models: tuple[ModelSpec, ...] = ()
     path: str = ""  # of the target's files, or of its log
 
     @property
     def pair(self) -> str:
-        """Its models as printed."""
+        """Its models, as printed."""
         return " and ".join(model.settings.label for model in self.models)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """An artifact that may not exist yet."""
+    """An artifact that may not exist yet, and how to make it."""
 
     stage: Stage  # the stage that makes it
     label: str  # printed, and in the name of its directory
-    settings: Json  # all that its content depends on besides its inputs, as JSON values
+    settings: Json  # all that its content depends on, besides its inputs, as JSON values
     inputs: Mapping[str, Task]  # the artifacts that it is made from, by name
-    runtime: Runtime  # what it takes besides: nothing that content depends on and settings lack
-    asked: Asked | None = None  # the timings it is to have; of several artifacts None takes any
+    runtime: Runtime  # what else it needs, such as paths and the device
+    asked: Asked | None = None  # the machine its timings should be of; None: any
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of all that determines the artifact. TypeError, ValueError: not as JSON."""
+        """SHA-256 of all that determines the artifact's content.
+
+        Raises:
+            TypeError, ValueError: settings are not JSON values.
+        """
         above = {name: task.key for name, task in self.inputs.items()}
         return json_digest([self.stage.name, self.stage.version, self.settings, above])
 

@@ -1,15 +1,14 @@
-"""Multirun: each job leaves its rows or its reason; the sweep ends with one table and one plot.
+"""Sweeps: collects the results of a Hydra multirun into one table and one plot.
 
-So does a single run of rules with a list of values, ``criteria.t=[0.01,0.1]``.
-
-Files of a sweep: ``<n>/point.json`` a job; for all of them a table (.csv, .parquet) and a plot
-(.pdf, .png), named after the stage and what was swept: ``certificates_by_criteria.t.csv``.
+Each job of a multirun (a point) writes ``<n>/point.json``: the rows of its printed table, or why it
+failed. At the end they become a table (.csv, .parquet) and a plot (.pdf, .png), named after the
+stage and the swept keys: ``certificates_by_criteria.t.csv``. A single run in which a rule's
+parameter has a list of values, ``criteria.t=[0.01,0.1]``, writes the same table and plot.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,34 +19,34 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.report.text import UNDEFINED, at_least, few_notes
 from analysis.rule_base import Rule
-from analysis.statistics.estimate import censored_column, interval_columns
 from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import read_json, slug, write_json, write_whole
-from pipeline.core.stage import Artifact, Json, Task
+from pipeline.core.printed_tables import print_table
+from pipeline.core.stage import Json
 from pipeline.core.store import relative
 from pipeline.core.terminal import terminal
 
 POINT = "point.json"
-LISTED = re.compile(r"\+{0,2}(criteria\.(?:\w+\.)*(\w+))=\[.+,.+\]")  # a key with several values
+# a rule's parameter with several values
+LIST_VALUE = re.compile(r"\+{0,2}(criteria\.(?:\w+\.)*(\w+))=\[.+,.+\]")
 
 
 def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
-    """Write the result of a job: its stage and rows, or the reason why it failed."""
+    """Write the result of a job: its `stage` and `rows`, or why it `failed`."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / POINT, {"overrides": overrides, **result})
 
 
 class Sweep(Callback):
-    """What Hydra calls before and after a sweep: no point of an earlier one, and the table."""
+    """Hydra's callback: removes earlier results before a sweep, and writes its table after it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Remove the results of an earlier sweep in the same directory; nothing behind a link.
+        """Remove the points of an earlier sweep in the same directory.
 
         Raises:
-            SystemExit: the directory is not a whole path, or a folder that a job would write to is
-                a link.
+            SystemExit: the directory begins with ~, or a folder that a job would write to is a
+                symbolic link.
         """
         with terminal():
             place = str(config.hydra.sweep.dir)
@@ -65,13 +64,13 @@ class Sweep(Callback):
                     point.unlink()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Print and write the table and the plot; SystemExit with 1 where a point has failed."""
+        """Print and write the table and the plot; SystemExit with 1 if a point has failed."""
         with terminal():
             directory = Path(config.hydra.sweep.dir)
             if not _points(directory):
-                words = " ".join(words_of(config.hydra.overrides.task))
+                given = " ".join(raw_overrides(config.hydra.overrides.task))
                 raise PipelineError(
-                    f"{words}: the sweep has no point in {directory}: give every key a value, and "
+                    f"{given}: the sweep has no point in {directory}: give every key a value, and "
                     "leave hydra.sweep.subdir as it is"
                 )
             if collect(directory):
@@ -79,28 +78,30 @@ class Sweep(Callback):
 
 
 def _of_a_sweep(point: Path) -> bool:
-    """Whether a file was written by `write_point`: another of this name is the user's."""
+    """Whether `write_point` wrote a file; another file of this name is the user's."""
     try:
         return "overrides" in json.loads(point.read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
-def words_of(overrides: Any) -> list[str]:
-    """Return overrides as they were given: OmegaConf resolves an interpolation in one."""
-    words: Any = OmegaConf.to_container(overrides, resolve=False)
-    return [str(word) for word in words]
+def raw_overrides(overrides: Any) -> list[str]:
+    """Return overrides as they were typed; by default OmegaConf resolves interpolations in them."""
+    raw: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(override) for override in raw]
 
 
 def swept(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the overrides of a point that were swept: the command line has them with all values.
+    """Return the overrides of a point that are not on the command line `words` as they are.
+
+    These were swept: on the command line they have several values.
 
     >>> swept(["~note=null", "criteria=additive", "criteria.t=0.1"],
     ...       ["-m", "~note", "criteria=additive", "criteria.t=0.1,0.2"])
     ['criteria.t=0.1']
     """
     given = {word.replace(" ", "") for word in words}
-    given |= {f"{word}=null" for word in given if word.startswith("~")}  # as Hydra writes it
+    given |= {f"{word}=null" for word in given if word.startswith("~")}  # as Hydra writes them
     return [override for override in overrides if override.replace(" ", "") not in given]
 
 
@@ -110,70 +111,11 @@ def _points(directory: Path) -> list[Path]:
 
 
 def _read_point(path: Path) -> Json:
-    """Return the result of a job; a damaged file counts as a failed job."""
+    """Read the result of a job; a damaged file counts as a failed job."""
     try:
         return read_json(path)
     except DamagedError as damage:
         return {"overrides": [], "failed": f"{damage.reason}: run the sweep again"}
-
-
-def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
-    """Return the rows of a table that sums up artifacts."""
-    pairs = zip(tasks, artifacts, strict=True)
-    return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
-
-
-def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
-    import pandas as pd
-
-    from analysis.report.table import csv_text
-
-    said = ""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, csv_text(pd.DataFrame(rows), digits=None).encode())
-    except OSError as error:
-        said = f" can't be written ({error.strerror})"
-    print(f"all rows: {relative(file)}{said}", flush=True)
-
-
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as a table, without empty columns, without pandas, which is slow to import."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    if "method" in names:  # which names the rule as well
-        names.pop("rule", None)
-    beside = {end for name in names for end in (*interval_columns(name), censored_column(name))}
-    columns = []
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if name not in beside and any(value is not None and value == value for value in values):
-            columns.append([name, *(_cell(name, row) for row in rows)])
-    widths = [max(map(len, column)) for column in columns]
-    for line in zip(*columns, strict=True):
-        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
-    shown = [column[0] for column in columns]
-    if {"empty", "inexact"} <= set(shown):
-        print(
-            "mean, median, p25 and p5 of the certificates, in nats; empty: share of steps where "
-            "nothing can be rejected (the ceiling stands for them), inexact: known as an interval, "
-            "whose lower end counts"
-        )
-    if any(interval_columns(name)[0] in names for name in shown):
-        print("In brackets: intervals over prompts (statistics.confidence).")
-    for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
-        print(note)
-
-
-def _cell(name: str, row: Mapping[str, Any]) -> str:
-    """Return a value as text: marked where it is a lower bound, with its interval if it has one."""
-    value = row.get(name)
-    if not isinstance(value, float):
-        return UNDEFINED if value is None else str(value)
-    text = UNDEFINED if math.isnan(value) else f"{value:.4g}"
-    low, high = (row.get(end) for end in interval_columns(name))
-    interval = f" [{low:.4g}, {high:.4g}]" if low is not None and low < high else ""
-    return at_least(text, bool(row.get(censored_column(name)))) + interval
 
 
 def collect(directory: Path) -> int:
@@ -182,69 +124,69 @@ def collect(directory: Path) -> int:
     jobs = [values_of(point["overrides"]) for point in points]
     keys = list(dict.fromkeys(key for job in jobs for key in job))
     varied = [key for key in keys if len({job.get(key, "") for job in jobs if job}) > 1]
-    failed = [at for at, point in enumerate(points) if "failed" in point]
-    for at in failed:
-        job = jobs[at]
-        reason = points[at]["failed"]
+    swept_keys = varied or keys[-1:]
+    good: list[tuple[dict[str, str], Json]] = []
+    for job, point in zip(jobs, points, strict=True):
+        if "failed" not in point:
+            good.append((job, point))
+            continue
         where = ", ".join(f"{key}={job.get(key, '')}" for key in varied if job)
-        print(f"failed: {where}: {reason}" if where else f"failed: {reason}")
-    swept = varied or keys[-1:]
-    good = [(job, point) for job, point in zip(jobs, points, strict=True) if "failed" not in point]
-    places = _numbered([job for job, _ in good], swept)
-    rows = [
-        place | row | place
-        for place, (_, point) in zip(places, good, strict=True)
-        for row in point["rows"]
-    ]
+        print(f"failed: {where}: {point['failed']}" if where else f"failed: {point['failed']}")
+    rows: list[Json] = []
+    swept_values = _swept_values([job for job, _ in good], swept_keys)
+    for values, (_, point) in zip(swept_values, good, strict=True):
+        # the swept keys are the first columns, and replace columns of the same name
+        rows += [values | row | values for row in point["rows"]]
     if rows:
         print_table(rows)
         stage = good[0][1]["stage"]
-        _publish(directory, slug(f"{stage}_by_{'_'.join(swept)}" if swept else stage), swept, rows)
-    return len(failed)
+        name = f"{stage}_by_{'_'.join(swept_keys)}" if swept_keys else stage
+        _publish(directory, slug(name), swept_keys, rows)
+    return len(points) - len(good)
 
 
-def publish_listed(
+def publish_list_values(
     words: Sequence[str], stage: str, rules: Sequence[Rule], rows: Sequence[Json], outputs: Path
 ) -> None:
     """Write the table and the plot of a single run in which a rule's parameter has several values.
 
-    `words` are the command line. The rows of rules without such a parameter are left out.
+    `words` are the command line. Rows of rules without this parameter are left out.
     """
-    matches = [LISTED.fullmatch(word.replace(" ", "")) for word in words]
+    matches = [LIST_VALUE.fullmatch(word.replace(" ", "")) for word in words]
     keys = {match[1]: match[2] for match in matches if match is not None}
-    settings = {rule.label: rule.parameters for rule in rules}
-    swept = []
+    by_label = {rule.label: rule.parameters for rule in rules}
+    swept_rows = []
     for row in rows:
-        given = settings.get(row.get("rule", ""), {})
-        if keys and set(keys.values()) <= given.keys():
-            swept.append({key: given[name] for key, name in keys.items()} | row)
-    if swept:
-        place = outputs / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-        _publish(place, slug(f"{stage}_by_{'_'.join(keys)}"), list(keys), swept)
+        parameters = by_label.get(row.get("rule", ""), {})
+        if keys and set(keys.values()) <= parameters.keys():
+            swept_rows.append({key: parameters[name] for key, name in keys.items()} | row)
+    if swept_rows:
+        directory = outputs / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+        _publish(directory, slug(f"{stage}_by_{'_'.join(keys)}"), list(keys), swept_rows)
 
 
-def _numbered(jobs: Sequence[Mapping[str, str]], swept: Sequence[str]) -> list[Json]:
-    """Return the values of the swept keys of each job: as numbers if all of a key's are."""
+def _swept_values(jobs: Sequence[Mapping[str, str]], keys: Sequence[str]) -> list[Json]:
+    """Return the values of swept keys in each job; as numbers if all values of a key are."""
     import pandas as pd
 
-    places: list[Json] = [{} for _ in jobs]
-    for key in swept:
-        values: Any = pd.Series([job.get(key, "") for job in jobs], dtype=str)
+    by_job: list[Json] = [{} for _ in jobs]
+    for key in keys:
+        column: Any = pd.Series([job.get(key, "") for job in jobs], dtype=str)
         with suppress(ValueError):  # not all are numbers
-            values = pd.to_numeric(values)
-        for place, value in zip(places, values.tolist(), strict=True):
-            place[key] = value
-    return places
+            column = pd.to_numeric(column)
+        for values, value in zip(by_job, column.tolist(), strict=True):
+            values[key] = value
+    return by_job
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
-    r"""Return the values of a job's overrides by key, as texts; that of a removed key is empty.
+    r"""Return the values of a job's overrides by key, as text; a removed key has an empty value.
 
     >>> values_of(["+a.b='x y'", "c=C\\:1", "~d", "e=null"])
     {'a.b': 'x y', 'c': 'C:1', 'd': '', 'e': 'null'}
     """
     pairs = (override.partition("=") for override in overrides)
-    # Hydra puts a backslash before a colon
+    # Hydra escapes colons
     return {key.lstrip("+~"): value.strip("'\"").replace("\\:", ":") for key, _, value in pairs}
 
 

@@ -1,4 +1,4 @@
-"""Workers hold the models of a stage and compute its shards, in this process or with Ray."""
+"""Workers load the models of a stage and compute its shards, in this process or with Ray."""
 
 from __future__ import annotations
 
@@ -17,37 +17,40 @@ from pipeline.core.stage import Inputs, Json, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
+OUT_OF_MEMORY = (  # messages of RuntimeErrors that mean it; not all have an exception class
     "DefaultCPUAllocator: can't allocate",
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
 )
-DEATHS = 3  # of workers over one batch
+DEATHS = 3  # a batch fails once so many workers have died over it
 
-Result = tuple[Json, "Sequence[pa.Table]"]  # of a shard: what was measured; a table an item
-Progress = Callable[[int], object]  # told the steps that were done since
+Result = tuple[Json, "Sequence[pa.Table]"]  # of a shard: measurements, and a table for each item
+Progress = Callable[[int], object]  # called with the number of steps done since the last call
 
 
 class Worker(Protocol):
-    """The models of a stage, loaded, and the computation with them."""
+    """The loaded models of a stage, and the computation with them: the protocol of all stages.
+
+    If the stage does not know the names of its items before, a worker also has `names()`.
+    """
 
     def batch(self) -> int:
-        """Return how many items are computed together."""
+        """Return the number of items in a shard."""
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Compute the shard of some items."""
+        """Compute the shard of these items."""
 
     def metadata(self, measured: Sequence[Json]) -> Json:
-        """Return the record's metadata, from what was measured of all shards."""
+        """Return the record's metadata; `measured` has the measurements of all shards."""
 
 
-OpenWorker = Callable[[Task, Inputs], Worker]  # of a module
+OpenWorker = Callable[[Task, Inputs], Worker]  # a stage's class of workers
 Results = Iterator[tuple[list[str], Result]]  # each with its items
 
 
 class InlineExecutor:
-    """The worker of a process, opened by the first call in the directory of the command."""
+    """Runs a worker in this process; it is created on first use, in the command's directory."""
 
     engine: ClassVar[Json] = {"engine": "inline"}  # for the record
 
@@ -61,7 +64,7 @@ class InlineExecutor:
 
     @cached_property
     def _worker(self) -> Worker:
-        os.chdir(self._directory)  # of another process, paths are relative to it
+        os.chdir(self._directory)  # in another process, for relative paths
         return self._open(self._task, self._inputs)
 
     def ask(self, method: str, *given: object) -> Any:
@@ -74,12 +77,12 @@ class InlineExecutor:
             yield from self._parts(names, progress)
 
     def results(self, names: list[str]) -> tuple[list[tuple[list[str], Result]], int]:
-        """Return the results of a batch, and how many steps it took: for another process."""
+        """Return the results of a batch and its number of steps: what `RayExecutor` calls."""
         steps = list[int]()
         return list(self._parts(names, steps.append)), sum(steps)
 
     def _parts(self, names: list[str], progress: Progress) -> Results:
-        """Yield the result of a batch, or of its halves where it does not fit into the memory."""
+        """Yield the result of a batch, or of its halves if it does not fit into memory."""
         steps = list[int]()
 
         def count(done: int) -> None:
@@ -115,7 +118,7 @@ def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result 
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, of CUDA or of torch's CPU allocator."""
+    """Whether an error says that memory ran out, on CUDA or a CPU."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
@@ -124,7 +127,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 class RayExecutor:
-    """The workers of one task, each the `InlineExecutor` of another process."""
+    """Runs the workers of a task with Ray, each an `InlineExecutor` in a process of its own."""
 
     def __init__(self, ray: Any, hosts: list[Any]) -> None:
         self._ray = ray
@@ -136,7 +139,7 @@ class RayExecutor:
         return self._ray.get(self._hosts[0].ask.remote(method, *given))
 
     def compute(self, batches: list[list[str]], progress: Progress) -> Results:
-        """Yield the results of batches, each with its items, as they are finished."""
+        """Yield the results of batches as they are finished, each with its items."""
         pool = self._ray.util.ActorPool(self._hosts)
         for found, steps in pool.map_unordered(lambda on, names: on.results.remote(names), batches):
             progress(steps)
@@ -145,7 +148,7 @@ class RayExecutor:
 
 @contextmanager
 def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator[RayExecutor]:
-    """Start the workers of a task; they end with the context."""
+    """Start the workers of a task, and stop them at the end of the context."""
     ray = connect()
     count, processors, gpus = allocate(ray.cluster_resources(), task.runtime.models[0])
     host = ray.remote(InlineExecutor).options(
@@ -168,7 +171,7 @@ def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator
 
 def connect() -> Any:
     """Return the module ray, connected to RAY_ADDRESS, else to this machine alone."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it sends usage reports
     try:
         import ray
     except ModuleNotFoundError:
@@ -177,12 +180,12 @@ def connect() -> Any:
         address = os.environ.get("RAY_ADDRESS") or "local"
         ours = signal.getsignal(signal.SIGTERM)
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        signal.signal(signal.SIGTERM, ours)  # with Ray's own, the command ends in an abort
+        signal.signal(signal.SIGTERM, ours)  # Ray's handler would abort the process
     return ray
 
 
 def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
-    """Return the number of workers, by default one a GPU, and processors and GPUs of each."""
+    """Return the number of workers (by default one for each GPU), and CPUs and GPUs of each."""
     device = spec.device.name
     threads = spec.device.threads
     processors = int(there.get("CPU", 0))

@@ -1,4 +1,4 @@
-"""Answers that were decoded, scored by target and drafter: logits, agreement, statistics."""
+"""Scores decoded answers: the target's and drafter's logits along them, and what follows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 
 
 def compare_with_baseline(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
-    """Return the agreement of an answer with the baseline's; lengths may differ."""
+    """Return how far an answer agrees with the baseline's; their lengths may differ."""
     same = [a == b for a, b in zip(tokens, baseline, strict=False)]
     return {
         "agreement": sum(same) / max(len(tokens), len(baseline)),
@@ -26,15 +26,16 @@ def compare_with_baseline(tokens: Sequence[int], baseline: Sequence[int]) -> Row
 
 
 @torch.inference_mode()
-def answer_logits(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Return the target's logits (n, V) from which the n tokens of an answer were chosen.
+def answer_logits(prefill: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return the target's logits (n, V) that the n tokens of an answer were chosen from.
 
-    And the hidden states (1, m, layers, d) of the text without its last token, None without layers.
+    Also its hidden states (1, m, layers, d) after prompt and answer without the last token; None
+    if the prefill kept none.
     """
-    logits = read.logits
-    hidden = read.cache.hidden
+    logits = prefill.logits
+    hidden = prefill.cache.hidden
     if len(answer) > 1:
-        cache = read.cache.copy(read.cache.layers)
+        cache = prefill.cache.copy(prefill.cache.layers)
         ids = torch.tensor([answer[:-1]], device=logits.device)
         logits = torch.cat([logits, cache.append(ids)[0]])
         if hidden is not None and cache.hidden is not None:
@@ -45,33 +46,34 @@ def answer_logits(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor 
 def draft_logits(
     drafter: NeuralDrafter, prompt: Sequence[int], answer: Sequence[int], hidden: Tensor | None
 ) -> Tensor:
-    """Return the drafter's logits (n, V) at the n tokens of an answer; a head reads `hidden`."""
+    """Return the drafter's logits (n, V) for the n tokens of an answer; a head reads `hidden`."""
     text = torch.tensor([[*prompt, *answer[:-1]]], device=drafter.model.device)
     logits, _ = drafter.teacher_forced_logits(text, hidden, len(answer))
     return logits[0][0]
 
 
 def log_probability_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
-    """Return log(p0 / p(token)), (n,) float64, of the n tokens of an answer with logits (n, V)."""
+    """Return log(p0 / p(token)) (n,), float64, of the tokens of an answer with logits (n, V)."""
     chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.amax(1).double() - chosen.double()
 
 
 def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
-    """Return the greedy draft at every step and the target's view of it, of logits (n, V) of both.
+    """Return the greedy draft at each step and the target's view of it, from logits (n, V) of both.
 
-    Of equal logits the drafter takes the first, as `GreedySampler` does.
+    The drafter takes the first of equal logits, as `GreedySampler` does.
     """
     token = argmax(drafts)
     statistics = logit_statistics(logits, 2)
     top = statistics["top_logits"]
     surprisal = statistics["top_surprisal"]
-    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)  # a single token has no second
-    below = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
+    # padded, since a vocabulary of one token has no second
+    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)
+    log_prob = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
     columns = {
         "draft_token_id": token,
         "draft_rank": ranks_of(token, logits),
-        "draft_log_prob": below,
+        "draft_log_prob": log_prob,
         "z1": z1,
         "z2": z2,
         "top_surprisal": surprisal,
@@ -82,7 +84,7 @@ def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
 def entropy_columns(
     logits: Tensor, drafts: Tensor, temperature: float
 ) -> dict[str, tuple[float, ...]]:
-    """Return KL and H[R] at every step, of logits (n, V) of both."""
+    """Return KL(p‖q) and the index entropies H[R] at each step, from logits (n, V) of both."""
     log_p, log_q = (
         tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
     )

@@ -1,7 +1,7 @@
-"""What a call costs by the number of tokens it drafts, measured apart from any method.
+"""Measures what a target call costs at each draft length, without any method.
 
-The costs belong to a machine and to this loop; how many of the drafted tokens are accepted belongs
-to the models (`analysis.decoding.call_costs` brings the two together).
+Costs depend on the machine and on this loop, acceptance on the models.
+`analysis.decoding.call_costs` predicts speeds from both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.decoding.verification import ExactMatch, Verified
 
 
 class _FallingLengths(Proposer):
-    """Drafts of `LONGEST` tokens, then of one less from call to call, down to none."""
+    """Drafts `LONGEST` tokens in the first call, and one less in each further call, down to 0."""
 
     def __init__(self, proposer: Proposer) -> None:
         super().__init__(proposer.device)
@@ -37,13 +37,13 @@ class _FallingLengths(Proposer):
         self._proposer.accept(length, path, hidden)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Propose as many as the turn asks for, where the answer's limit leaves as many."""
+        """Draft as many tokens as it is this call's turn for, or as the answer has room for."""
         wanted = LONGEST + 1 - position  # the first call is at position 1
         return self._proposer.propose(tokens, min(count, wanted), position)
 
 
 class _KnownAnswer(ExactMatch):
-    """Verifies as strict greedy does, then goes on with the next token of a known answer."""
+    """Does the work of strict greedy verification, but emits the next token of a known answer."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         super().__init__(GreedySampler())
@@ -56,19 +56,19 @@ class _KnownAnswer(ExactMatch):
 
 
 def time_calls(
-    session: DecodingSession, read: Prefill, answer: Sequence[int]
+    session: DecodingSession, prefill: Prefill, answer: Sequence[int]
 ) -> Sequence[TargetCall]:
-    """Return one call for each draft length from `LONGEST` to 0, at a prompt that was read.
+    """Time one call for each draft length from `LONGEST` down to 0, after a prompt that was read.
 
-    They are calls of `decode`, with the session's drafter, or with made-up drafts if it has none.
-    They follow a known answer; one of n < LONGEST + 2 tokens gives drafts of n - 2 down to 0 alone.
+    `decode` makes the calls, with the session's drafter, or with made-up drafts if it has none.
+    They follow a known answer; if it has n < LONGEST + 2 tokens, lengths start at n - 2.
     """
     device = session.target.device
     proposer: Proposer = TextProposer(lambda text, count: [text[-1]] * count, device)
     if session.neural is not None:
         proposer = session.neural.proposer(GreedySampler(), None, device)
-    limit = min(len(answer), LONGEST + 2, read.limit)
+    limit = min(len(answer), LONGEST + 2, prefill.limit)
     with torch.inference_mode():
         return decode(
-            session.target, _FallingLengths(proposer), _KnownAnswer(answer), read, LONGEST, limit
+            session.target, _FallingLengths(proposer), _KnownAnswer(answer), prefill, LONGEST, limit
         ).calls

@@ -17,52 +17,52 @@ from pipeline.decoding.proposers import Proposer, empty_draft, extra_columns
 from pipeline.decoding.sampling import BrokenLogitsError
 from pipeline.decoding.tree_drafting import Draft, readable, verification_pass
 from pipeline.decoding.verification import Verifier
-from pipeline.models.devices import Mark, mark, seconds_between, send
+from pipeline.models.devices import Mark, mark, seconds_between, to_device
 from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import LanguageModel
 
 
 @dataclass(kw_only=True)
 class TargetCall:
-    """One call of the target: tokens drafted, tested, accepted and emitted, and its time."""
+    """One call of the target after prefill: counts of tokens, and its time."""
 
     position: int  # of the first drafted token in the answer
-    drafted: int
-    depth: int  # drafted tokens in a row: of a chain all of them
-    reach: int  # of these, those before one that would end the answer: emitted is at most one more
-    tested: int  # levels: as many as were accepted, and the one where none was
+    drafted: int  # nodes of the draft
+    depth: int  # drafted tokens in a row; in a chain all of them
+    reach: int  # the most of these before an end-of-text token; at most one more can be emitted
+    tested: int  # levels: the accepted ones, and the one where all children were rejected
     accepted: int
     emitted: int
-    levels: tuple[tuple[int, int], ...]  # those tested, as of `tested_levels`
-    draft_seconds: float = 0.0  # these are known at the end of the answer
+    levels: tuple[tuple[int, int], ...]  # see `tested_levels`
+    draft_seconds: float = 0.0  # all seconds are set at the end of the answer
     verify_seconds: float = 0.0  # the target's pass
     other_seconds: float = 0.0  # verification, roll-back, bookkeeping
 
 
 @dataclass
 class Answer:
-    """A decoded answer and the calls that made it; the first token comes from the prompt's pass."""
+    """A decoded answer and the calls that gave its tokens but the first, which prefill gives."""
 
     tokens: list[int] = field(default_factory=list)
     calls: list[TargetCall] = field(default_factory=list)
     first_seconds: float = 0.0  # until the first token
     begin_seconds: float = 0.0  # the drafter's pass over the prompt
-    processor_seconds: float = 0.0  # of all of it, the time of this thread on a processor
-    ended: bool = False  # by the model, not by the limit
+    processor_seconds: float = 0.0  # CPU time of this thread for the whole answer
+    ended: bool = False  # with an end-of-text token, not at the limit
 
     @property
     def seconds(self) -> float:
-        """All the time it took."""
+        """The time of the whole answer."""
         calls = (c.draft_seconds + c.verify_seconds + c.other_seconds for c in self.calls)
         return self.first_seconds + self.begin_seconds + sum(calls)
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """The target's pass over a prompt, which is the same for every method."""
+    """The target's pass over a prompt, which all methods share."""
 
     prompt: Sequence[int]
-    limit: int  # the most tokens of an answer that the cache has room for
+    limit: int  # the most answer tokens that the cache has room for
     cache: KVSession
     logits: Tensor  # (1, V) after the last token
     seconds: float
@@ -77,16 +77,16 @@ def prefill(
     layers: Sequence[int] = (),
     drafted: int = 0,
 ) -> Prefill:
-    """Read a prompt, with room for an answer of `limit` tokens and trees of `drafted` ones.
+    """Read a prompt; the cache has room for `limit` answer tokens and trees of `drafted` nodes.
 
-    `layers` are those of which a drafter reads hidden states.
+    `layers` are those after which a drafter reads hidden states.
 
     Raises:
         PipelineError: the prompt is empty, too long or has tokens that the target lacks.
     """
     check_prompt(target, prompt, limit)
-    cache = KVSession(target, len(prompt) + limit + drafted, layers, drafts=True)
-    ids = send(prompt, target.device)[None]
+    cache = KVSession(target, len(prompt) + limit + drafted, layers, rolls_back=True)
+    ids = to_device(prompt, target.device)[None]
     marks = [mark(target.device)]
     processor_begin = time.thread_time()
     logits = cache.prefill(ids)[0]
@@ -104,7 +104,7 @@ def decode(
     draft_length: int,
     limit: int,
 ) -> Answer:
-    """Decode an answer of at most `limit` tokens to `prompt`, which may have been read before.
+    """Decode an answer of at most `limit` tokens; `prompt` may have been read before (`prefill`).
 
     Raises:
         PipelineError: the prompt is empty, too long or has tokens that the target lacks; logits of
@@ -127,16 +127,16 @@ def decode(
         _, token, _ = verifier.verify(read.logits, empty_draft(device), position)
         emit(answer, [token], target.eos)
         marks.append(mark(device))
-        proposer.begin(send(prompt, device)[None], len(prompt) + limit, cache.hidden)
+        proposer.begin(to_device(prompt, device)[None], len(prompt) + limit, cache.hidden)
         marks.append(mark(device))
 
         while not answer.ended and (position := len(answer.tokens)) < limit:
             text = [*prompt, *answer.tokens]
-            count = min(draft_length, limit - position - 1)  # in a row; the call emits one more
+            count = min(draft_length, limit - position - 1)  # the call emits one token more
             draft = proposer.propose(text, count, position)
             marks.append(mark(device))
 
-            ids = torch.cat([send(text[-1:], device), readable(draft.tokens)])[None]
+            ids = torch.cat([to_device(text[-1:], device), readable(draft.tokens)])[None]
             logits = cache.append(ids, verification_pass(draft.tree, device, target.dtype))[0]
             marks.append(mark(device))
 
@@ -155,7 +155,7 @@ def decode(
 
 
 def emit(answer: Answer, tokens: Sequence[int], eos: Sequence[int]) -> int:
-    """Append tokens up to the one that ends the answer; return how many."""
+    """Append tokens up to and including an end-of-text token; return how many."""
     ends = [at for at, token in enumerate(tokens, start=1) if token in eos]
     tokens = tokens[: ends[0]] if ends else tokens
     answer.tokens += tokens
@@ -167,7 +167,7 @@ def call_of(
     draft: Draft, path: Sequence[int], drafted: list[int], position: int, emitted: int,
     eos: Sequence[int],
 ) -> TargetCall:  # fmt: skip
-    """Return the record of a call; tokens after one that ends the answer were never tested."""
+    """Return the record of a call; what comes after an end-of-text token does not count."""
     tree = draft.tree
     levels = tested_levels(tree, path)[:emitted]
     return TargetCall(
@@ -183,14 +183,14 @@ def call_of(
 
 
 def note_seconds(answer: Answer, marks: Sequence[Mark]) -> None:
-    """Set the seconds of an answer and of its calls, of which each has three marks."""
+    """Set the seconds of an answer and of its calls; each call has three marks."""
     answer.first_seconds, answer.begin_seconds, *of_calls = seconds_between(marks)
     for at, call in enumerate(answer.calls):
         call.draft_seconds, call.verify_seconds, call.other_seconds = of_calls[3 * at : 3 * at + 3]
 
 
 def broken_logits(target: LanguageModel, model: str, position: int) -> PipelineError:
-    """Return the error for logits of the target or the drafter from which nothing can be chosen."""
+    """Return the error for broken logits of the target or the drafter."""
     label = target.label if model == "target" else "the drafter"
     return PipelineError(
         f"{label}: NaN or infinite logits at position {position} of the answer, or all tokens "
@@ -200,8 +200,8 @@ def broken_logits(target: LanguageModel, model: str, position: int) -> PipelineE
 
 
 def tokens_before_eos(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
-    """Return the most drafted tokens in a row that all leave the answer open, `goes_on` (n,)."""
-    reached = [0] * (len(tree) + 1)  # the last is the root
+    """Return the most drafted tokens in a row that do not end the text, as `goes_on` (n,) says."""
+    reached = [0] * (len(tree) + 1)  # by node; the last entry is the root's, index -1
     for node, parent in enumerate(tree.parents):
         open_above = reached[parent] == (tree.depths[node] - 1)
         reached[node] = reached[parent] + bool(open_above and goes_on[node])
@@ -209,9 +209,9 @@ def tokens_before_eos(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
 
 
 def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return, along the accepted path, how many children there were, and which it took, from 1.
+    """Return (children, accepted sibling, from 1) of each level that was tested.
 
-    A path that ends at a node with children ends with a level at which none was accepted, 0.
+    If the path ends at a node with children, the last level has accepted none: 0.
     """
     tested = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
     last = len(tree.children[path[-1] if path else ROOT])
@@ -219,7 +219,7 @@ def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int],
 
 
 def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> None:
-    """Check that a target or drafter has the prompt's tokens, and room for prompt and answer."""
+    """Check that a model knows the prompt's tokens, and that prompt and answer fit its context."""
     if not len(prompt):
         raise PipelineError("the prompt is empty: give at least one token")
     model.check_tokens(prompt, "a prompt")

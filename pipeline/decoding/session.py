@@ -1,4 +1,4 @@
-"""A decoding session: a target with its drafters, and how a method decodes a prompt with them."""
+"""A decoding session: a target and its drafters, and decoding of a prompt with each method."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WARM_UP = 8  # tokens decoded before anything is timed
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that is decoded; its sampling noise depends on its id."""
+    """A prompt to decode; its sampling noise depends on its id."""
 
     prompt_id: str
     token_ids: list[int]
@@ -54,17 +54,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class DecodingSession:
-    """A target, the drafters of its methods, and what all methods share."""
+    """A target with its drafters, the methods to run, and their common settings."""
 
     target: LanguageModel
-    drafters: Mapping[str, Drafter]  # by the name of their kind; methods name it
-    runs: list[Method]  # baselines first
+    drafters: Mapping[str, Drafter]  # by the name that methods use
+    runs: list[Method]  # the methods to run, baselines first
     steps: int  # the most tokens of an answer
     seed: int
 
     @property
     def neural(self) -> NeuralDrafter | None:
-        """The drafter that the configuration names, which scores answers; None without one."""
+        """The drafter of the key `drafter`, which also scores answers; None without one."""
         drafter = self.drafters.get(NeuralDrafter.name)
         assert drafter is None or isinstance(drafter, NeuralDrafter)
         return drafter
@@ -77,9 +77,9 @@ def load_session(
     steps: int,
     prompts: Sequence[Sequence[int]],
 ) -> DecodingSession:
-    """Load a task's models, and cut their logits to the rows that both have.
+    """Load a task's models, and cut their logits to the vocabulary that they share.
 
-    `prompts` are the token ids of all prompts that will be decoded.
+    `prompts` are the tokens of all prompts that will be decoded; a text drafter may use them.
     """
     specs = task.runtime.models
     drafters = dict[str, Drafter]()
@@ -90,7 +90,7 @@ def load_session(
     else:
         target, drafter = load_pair(*specs)
         if with_trees and isinstance(drafter.model, LanguageModel):
-            drafter.model.check_trees()  # a head reads trees with attention of its own
+            drafter.model.check_trees()  # a head can always read trees
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.model.vocab_size, tokens, task.runtime.pair)
         model = replace(drafter.model, vocab_size=rows, label="the drafter")
@@ -101,13 +101,13 @@ def load_session(
         drafters[name] = kind.load(task.settings, prompts)
     if with_trees:
         target.check_trees()
-    # reasons of failures are kept, and outlive the labels of today
+    # errors are stored in artifacts, and the configured label may change later
     target = replace(target, vocab_size=rows, label="the target")
     return DecodingSession(target, drafters, with_baselines(methods), steps, task.settings["seed"])
 
 
-def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
-    """Return the result of `work` on a prompt, or the reason why there is none."""
+def result_or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
+    """Return (result, None), or (None, reason) if `work` fails because of its prompt or memory."""
     try:
         return work(), None
     except PipelineError as error:
@@ -122,7 +122,7 @@ def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, st
 
 
 def _check_drafter_fits(session: DecodingSession, prompt: Prompt, steps: int) -> None:
-    """Check that prompt and answer fit into the drafter's context; `prefill` checks the target."""
+    """Check that prompt and answer fit the drafter's context; `prefill` checks the target's."""
     neural = session.neural
     drafts = any(run.drafter == NeuralDrafter.name for run in session.runs)
     if drafts and neural is not None and isinstance(neural.model, LanguageModel):
@@ -130,7 +130,7 @@ def _check_drafter_fits(session: DecodingSession, prompt: Prompt, steps: int) ->
 
 
 def read_prompt(session: DecodingSession, prompt: Prompt, steps: int) -> Prefill:
-    """Read a prompt once for all methods; each decodes an answer of at most `steps` tokens.
+    """Run the target over a prompt, once for all methods; answers have at most `steps` tokens.
 
     Raises:
         PipelineError: prompt and answer do not fit into the context of target or drafter.
@@ -144,7 +144,7 @@ def read_prompt(session: DecodingSession, prompt: Prompt, steps: int) -> Prefill
 def decode_timed(
     session: DecodingSession, method: Method, prompt: Prompt, read: Prefill
 ) -> tuple[Answer, int | None]:
-    """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
+    """Decode a prompt with a method; return the answer and the peak CUDA memory in bytes."""
     device = session.target.device
     length = method.draft_length
     noise = Noise(session.seed, prompt.prompt_id, read.limit, device, draft_length=length)
@@ -159,7 +159,7 @@ def decode_timed(
 
 
 def warm_up(session: DecodingSession, prompts: Sequence[Prompt]) -> None:
-    """Decode a few tokens with every method, so that no first call is timed."""
+    """Decode a few tokens with every method, so that no slow first call is timed."""
 
     def warm(prompt: Prompt) -> bool:
         read = read_prompt(session, prompt, WARM_UP)
@@ -169,7 +169,7 @@ def warm_up(session: DecodingSession, prompts: Sequence[Prompt]) -> None:
 
     reasons = []
     for prompt in prompts:
-        done, reason = or_reason(partial(warm, prompt), session.target.device)
+        done, reason = result_or_reason(partial(warm, prompt), session.target.device)
         if done:
             return
         reasons.append(reason)
@@ -177,7 +177,7 @@ def warm_up(session: DecodingSession, prompts: Sequence[Prompt]) -> None:
 
 
 def proposer_of(session: DecodingSession, method: Method, sampler: Sampler) -> Proposer:
-    """Return what proposes the drafts of `method`; `sampler` chooses their tokens."""
+    """Return the proposer of `method`; `sampler` chooses its tokens."""
     device = session.target.device
     if method.drafter == "none":
         return Proposer(device)
@@ -185,7 +185,7 @@ def proposer_of(session: DecodingSession, method: Method, sampler: Sampler) -> P
 
 
 def scheme_of(method: Method, noise: Noise) -> tuple[Sampler, Verifier]:
-    """Return the sampler of drafted tokens and the verifier of `method`."""
+    """Return the sampler of drafted tokens and the verifier for `method`."""
     t = method.temperature
     if method.sampling == RACES:
         race = GumbelSampler(t, noise)
@@ -206,7 +206,7 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Sampler, Verifier]:
 
 
 def run_metadata(method: Method) -> Json:
-    """Return a record's facts on a run: its name, settings, and the shape of its tree."""
+    """Return what the record says of a run: its name, settings, and the shape of its tree."""
     facts: Json = {"method": method.name, "lossless": method.lossless, **method.to_mapping()}
     shape = method.topology
     if method.tree is not None and shape is not None:

@@ -1,4 +1,4 @@
-"""The kinds of drafters. To add one, write a class in a file beside this one and list it here."""
+"""The kinds of drafters. To add one, write a class in a file of this folder; list it in `KINDS`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NAMES = tuple(dict.fromkeys(kind.name for kind in KINDS))  # in tables the draft
 
 
 def kind_of(name: str, drafter: DrafterConfig | ModelSpec | None = None) -> type[Drafter]:
-    """Return the kind of a method's drafter; the configured `drafter` tells which `model` is."""
+    """Return the kind called `name`; if several share a name, the one of the configured drafter."""
     kinds = [kind for kind in KINDS if kind.name == name]
-    read = [kind for kind in kinds if drafter is not None and kind.reads(drafter)]
-    return (read or kinds)[0]
+    matching = [kind for kind in kinds if drafter is not None and kind.reads(drafter)]
+    return (matching or kinds)[0]
 
 
 def neural_kind(drafter: DrafterConfig | ModelSpec) -> type[NeuralDrafter]:
-    """Return the kind of the files that the key `drafter` names."""
+    """Return the kind of the drafter that the key `drafter` names."""
     kind = kind_of(NeuralDrafter.name, drafter)
     assert issubclass(kind, NeuralDrafter)
     return kind

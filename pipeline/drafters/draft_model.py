@@ -1,4 +1,4 @@
-"""A smaller language model that drafts."""
+"""The kind of drafter that is a smaller language model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftModel(NeuralDrafter):
-    """A language model with the target's tokens."""
+    """A language model with the target's tokenizer."""
 
     model: LanguageModel
 
     @classmethod
     def reads(cls, drafter: DrafterConfig | ModelSpec) -> bool:
-        """Say whether the drafter is no head."""
+        """Say whether the drafter is a language model, not a head."""
         return drafter.head is None
 
     @classmethod
     def engines(cls, settings: Json) -> str:  # noqa: ARG003
-        """Return the engines that run its chains."""
+        """Return the engines that support it."""
         return "vLLM, llama.cpp"
 
     @classmethod
@@ -42,8 +42,8 @@ class DraftModel(NeuralDrafter):
         return cls(load_model(spec))
 
     @classmethod
-    def check(cls, spec: ModelSpec, target: LanguageModel) -> int:  # noqa: ARG003
-        """Return the model's rows of logits."""
+    def check_fit(cls, spec: ModelSpec, target: LanguageModel) -> int:  # noqa: ARG003
+        """Return the model's number of logits per position."""
         from pipeline.models.loading import skeleton
 
         return skeleton(spec).vocab_size
@@ -54,7 +54,7 @@ class DraftModel(NeuralDrafter):
         tree: TreeShape | None,
         device: torch.device,  # noqa: ARG002
     ) -> ModelProposer:
-        """Return what drafts one answer."""
+        """Return a proposer for one answer."""
         from pipeline.decoding.proposers import ModelProposer
 
         return ModelProposer(self.model, sampler, tree)
@@ -67,7 +67,7 @@ class DraftModel(NeuralDrafter):
         depths: int = 1,  # noqa: ARG002
         padding: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Read texts in one pass; all depths of a draft are alike."""
+        """Run the model over the texts once: its logits are the same at all depths."""
         from pipeline.models.kv_session import KVSession
 
         session = KVSession(self.model, ids.shape[1], padding=padding)

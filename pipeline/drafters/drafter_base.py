@@ -1,7 +1,7 @@
-"""The base classes of drafters: names, files, how they draft, which engines run them.
+"""Base classes of the kinds of drafters.
 
-A kind is one class in a file of its own; `pipeline.drafters.KINDS` lists them. Planning a study
-reads the attributes of the classes only, so that torch is imported by the methods that need it.
+Each kind is a class in a file of its own, listed in `pipeline.drafters.KINDS`. Planning a study
+uses only class attributes, so torch is imported inside the methods that need it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Drafter:
-    """A kind of drafter; an instance is one that is loaded.
+    """A kind of drafter. The class describes the kind; an instance is a loaded drafter.
 
     Attributes:
-        name: of the kind in `decoding.methods`, as in ``drafter: prompt_lookup``.
-        in_method_names: what it adds to a method's printed name.
-        in_sentences: how a sentence calls it; empty for the label of the configured drafter.
-        has_files: whether the configuration's key `drafter` names its files.
-        gives_logits: whether it gives a distribution over tokens. Without one its drafts are
-            chains, verified token by token.
-        layers: after how many of the target's layers it reads hidden states; empty is none.
+        name: what `decoding.methods` calls it, as in ``drafter: prompt_lookup``.
+        in_method_names: the text that it adds to the printed name of a method.
+        in_sentences: its name in sentences of the report; empty: the label of the key `drafter`.
+        has_files: whether it is loaded from the files that the key `drafter` names.
+        gives_logits: whether it gives a distribution over tokens. If not, it can draft only chains,
+            without sampling.
+        layers: which of the target's hidden states it reads: those after so many layers.
     """
 
     name: ClassVar[str]
@@ -44,22 +44,22 @@ class Drafter:
 
     @classmethod
     def reads(cls, drafter: DrafterConfig | ModelSpec) -> bool:  # noqa: ARG003
-        """Say whether the files that the key `drafter` names are of this kind."""
+        """Say whether a drafter of the configuration is of this kind, by its settings."""
         return False
 
     @classmethod
     def engines(cls, settings: Json) -> str:  # noqa: ARG003
-        """Return the engines that run its chains, for print; `settings` are those of decoding."""
+        """Return the engines that support it, as text; `settings` are those of decoding."""
         return ""
 
     def proposer(self, sampler: Sampler, tree: TreeShape | None, device: torch.device) -> Proposer:
-        """Return what drafts one answer; `sampler` chooses its tokens, `tree` is their shape."""
+        """Return a proposer for one answer; `sampler` chooses tokens, `tree` is the shape."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class NeuralDrafter(Drafter):
-    """A drafter that the key `drafter` names: a language model, or a head on the target."""
+    """A drafter with weights, which the key `drafter` names: a language model or a head."""
 
     name: ClassVar[str] = "model"
     has_files: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class NeuralDrafter(Drafter):
 
     @classmethod
     def load(cls, spec: ModelSpec, target: LanguageModel) -> NeuralDrafter:
-        """Load it for a target.
+        """Load the drafter of a target.
 
         Raises:
             PipelineError: it can't be read, or does not fit the target.
@@ -77,13 +77,14 @@ class NeuralDrafter(Drafter):
         raise NotImplementedError
 
     @classmethod
-    def check(cls, spec: ModelSpec, target: LanguageModel) -> int | None:
-        """Check, before any weights are read, that it can draft for a target.
-
-        The target is given without its weights.
+    def check_fit(cls, spec: ModelSpec, target: LanguageModel) -> int | None:
+        """Check that it can draft for a target, which has no weights yet.
 
         Returns:
-            The rows of its own vocabulary; None where it has the target's.
+            Its number of logits per position; None if it has the target's vocabulary.
+
+        Raises:
+            PipelineError: it can't.
         """
         raise NotImplementedError
 
@@ -95,36 +96,36 @@ class NeuralDrafter(Drafter):
         depths: int = 1,
         padding: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Read texts (B, n) as if each of their last `keep` tokens had been drafted.
+        """Run the drafter teacher-forced: draft after each of the last `keep` tokens of texts.
 
         Args:
-            ids: the texts.
+            ids: (B, n) the texts.
             hidden: (B, n, layers, d) the target's hidden states; None without `layers`.
-            keep: how many rows are wanted of each.
-            depths: of a draft; a language model has one.
-            padding: (B,) columns before the first token of each text; None is none.
+            keep: how many positions logits are wanted for.
+            depths: how many depths of a draft; for a language model all are alike, so one.
+            padding: (B,) columns before the first token of each text; None for none.
 
         Returns:
-            Logits (B, keep, V) by depth; and those of a q' that gives every token a probability
-            (`Eagle3Drafter.completed`), None where q does.
+            Logits (B, keep, V) by depth; and logits of a q' that extends q to the whole vocabulary
+            (`Eagle3Drafter.completed`), None if q covers it.
         """
         raise NotImplementedError
 
 
 class TextDrafter(Drafter):
-    """A drafter that needs the text only. A subclass defines `draft`."""
+    """A drafter without weights, which drafts from the text. A subclass defines `draft`."""
 
     @classmethod
     def load(cls, settings: Json, prompts: Sequence[Sequence[int]]) -> TextDrafter:  # noqa: ARG003
-        """Return it for the `settings` of decoding; `prompts` are all that will be decoded."""
+        """Make one from the `settings` of decoding; `prompts` are all that will be decoded."""
         return cls()
 
     def draft(self, text: Sequence[int], count: int) -> list[int]:
-        """Return up to `count` tokens that may follow a text."""
+        """Draft up to `count` tokens after a text."""
         raise NotImplementedError
 
     def proposer(self, sampler: Sampler, tree: TreeShape | None, device: torch.device) -> Proposer:  # noqa: ARG002
-        """Return what drafts one answer."""
+        """Return a proposer for one answer."""
         from pipeline.decoding.proposers import TextProposer
 
         return TextProposer(self.draft, device)

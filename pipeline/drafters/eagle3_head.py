@@ -1,4 +1,4 @@
-"""An EAGLE-3 head on the target that drafts."""
+"""The kind of drafter that is an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Eagle3Head(NeuralDrafter):
 
     @property
     def layers(self) -> tuple[int, ...]:  # type: ignore[override]
-        """After how many of the target's layers it reads hidden states."""
+        """Which of the target's hidden states it reads: those after so many layers."""
         return self.model.layers
 
     @classmethod
@@ -37,7 +37,7 @@ class Eagle3Head(NeuralDrafter):
 
     @classmethod
     def engines(cls, settings: Json) -> str:  # noqa: ARG003
-        """Return the engines that run its chains."""
+        """Return the engines that support it."""
         return "vLLM (eagle3)"
 
     @classmethod
@@ -48,8 +48,8 @@ class Eagle3Head(NeuralDrafter):
         return cls(load_head(spec, target))
 
     @classmethod
-    def check(cls, spec: ModelSpec, target: LanguageModel) -> None:
-        """Check that the head fits the target, whose rows of logits it has."""
+    def check_fit(cls, spec: ModelSpec, target: LanguageModel) -> None:
+        """Check that the head fits the target; its logits cover the target's vocabulary."""
         from pipeline.models.eagle3.loading import check_head
 
         check_head(spec, target)
@@ -60,7 +60,7 @@ class Eagle3Head(NeuralDrafter):
         tree: TreeShape | None,
         device: torch.device,  # noqa: ARG002
     ) -> Eagle3Proposer:
-        """Return what drafts one answer."""
+        """Return a proposer for one answer."""
         from pipeline.decoding.proposers import Eagle3Proposer
 
         return Eagle3Proposer(self.model, sampler, tree)
@@ -73,7 +73,7 @@ class Eagle3Head(NeuralDrafter):
         depths: int = 1,
         padding: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Read texts at each depth of a draft in one pass a depth."""
+        """Run the head over the texts, once for each depth."""
         from pipeline.models.eagle3.drafter import teacher_forced_outputs
 
         assert hidden is not None

@@ -1,4 +1,4 @@
-"""A target and the drafter that the configuration names: loaded, checked and read together."""
+"""A target and its drafter with weights: loads them, checks that they fit, runs both on a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.loading import load_model, load_tokenizer, skeleton
 from pipeline.models.tokens import check_same_tokens, common_rows
 
-# of the target; of the drafter, by depth; of q', None where q gives every token a probability
+# Logits of the target; of the drafter by depth; of q' (`teacher_forced_logits`), or None.
 PairLogits = tuple[Tensor, list[Tensor], Tensor | None]
 
 
@@ -25,26 +25,26 @@ def load_pair(target: ModelSpec, drafter: ModelSpec) -> tuple[LanguageModel, Neu
 
 
 def check_decoding(*models: ModelSpec) -> None:
-    """Check, before any weight is read, that models can take drafts back.
+    """Check, before any weight is read, that rejected tokens can be removed from all caches.
 
-    Along a text that is known nothing is taken back, so stage drafts reads other models, too.
+    Stage drafts does not need this, because it reads known texts.
     """
     for spec in models:
-        if spec.head is None:  # a head's layer is attention
+        if spec.head is None:  # a head's layer is attention, so it can
             skeleton(spec).check_drafts(spec.key)
 
 
 def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
-    """Check, before any weight is read, that a pair fits."""
+    """Check, before any weight is read, that a drafter fits its target."""
     model = skeleton(target)
-    rows = neural_kind(drafter).check(drafter, model)
+    rows = neural_kind(drafter).check_fit(drafter, model)
     if rows is not None:
         tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
         common_rows(model.vocab_size, rows, tokens, _pair(target, drafter))
 
 
 def pair_tokenizer(*models: ModelSpec) -> Any:
-    """Return the tokenizer of a target, which is its drafter's."""
+    """Return the target's tokenizer, after a check that its drafter has the same tokens."""
     tokenizer, *others = (
         load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
         for spec in models
@@ -62,9 +62,9 @@ def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
 def read_pair(
     target: LanguageModel, drafter: NeuralDrafter, ids: Tensor, keep: int, depths: int = 1
 ) -> PairLogits:
-    """Return the logits (keep, V) of both models after the last `keep` tokens of a text (1, n).
+    """Return logits (keep, V) of both models after each of the last `keep` tokens of a text (1, n).
 
-    They are the target's, and those of `NeuralDrafter.teacher_forced_logits`.
+    See `NeuralDrafter.teacher_forced_logits` for those of the drafter.
     """
     logits, drafts, completed = read_pairs(target, drafter, ids, keep, depths)
     return logits[0], [draft[0] for draft in drafts], None if completed is None else completed[0]
@@ -79,9 +79,9 @@ def read_pairs(
     depths: int = 1,
     padding: Tensor | None = None,
 ) -> PairLogits:
-    """Return what `read_pair` does, (B, keep, V), of texts (B, n) that are read together.
+    """Return what `read_pair` does, (B, keep, V), for texts (B, n) in one batch.
 
-    `padding` (B,) are columns before the first token of each, None is none.
+    `padding` (B,) are the columns before the first token of each text; None for none.
     """
     session = KVSession(target, ids.shape[1], drafter.layers, padding)
     logits = session.append(ids, keep=keep)

@@ -1,4 +1,4 @@
-"""Prompt look-up, which repeats what followed an earlier passage of the text."""
+"""Prompt look-up (n-gram drafting): copies what followed an earlier match in the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ENGINES = {  # by decoding.lookup_match
     "earliest": "vLLM (ngram)",
-    "latest": "vLLM, llama.cpp, by other matches",
+    "latest": "vLLM, llama.cpp (n-gram; matches differ)",
 }
 
 
@@ -36,9 +36,9 @@ class PromptLookup(TextDrafter):
 
     @classmethod
     def load(cls, settings: Json, prompts: Sequence[Sequence[int]]) -> PromptLookup:  # noqa: ARG003
-        """Return it with the settings of decoding."""
+        """Make one from the settings of decoding."""
         return cls(settings["lookup"], settings["lookup_match"])
 
     def draft(self, text: Sequence[int], count: int) -> list[int]:
-        """Return up to `count` tokens that followed, none without an occurrence."""
+        """Draft up to `count` tokens that followed the match; none without a match."""
         return continuation(text, self._longest, count, self._match)

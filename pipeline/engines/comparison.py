@@ -4,9 +4,8 @@ Three clocks can time a run; the first that every answer of both runs has is tak
 clock times decoding (llama.cpp); `pipeline.ask` times whole requests. Both give an interval over
 prompts. Else the pages of /metrics do, with a rough interval from their numbers of requests. With
 several requests at once the engine's clock is not taken: a request's decoding then waits for the
-prefill of others, and drafts change how often. The
-servers must have answered the same requests at the same load: where the counts show that they did
-not, nothing is recommended.
+prefill of others, and drafts change how often. The servers must have answered the same requests at
+the same load: where the counts show that they did not, nothing is recommended.
 """
 
 from __future__ import annotations
@@ -65,7 +64,11 @@ class Speed(NamedTuple):
 
 def clocks_of(runs: Sequence[Run]) -> Sequence[str]:
     """Return the clocks of answers that hold for runs, the best first."""
-    return OF_SEVERAL if any((run.load or 1) > 1 for run in runs) else tuple(CLOCKS)
+    return OF_SEVERAL if any(map(_several_at_once, runs)) else tuple(CLOCKS)
+
+
+def _several_at_once(run: Run) -> bool:
+    return run.load is not None and run.load > 1
 
 
 def compare(
@@ -110,7 +113,7 @@ def compare(
 
 def _waits_for_others(run: Run) -> bool:
     """Say whether the seconds of a run's decoding hold the prefill of other requests."""
-    return engine_named(run.engine).counts_prefill and (run.load or 1) > 1
+    return engine_named(run.engine).decoding_waits and _several_at_once(run)
 
 
 def _speeds(
@@ -275,7 +278,6 @@ def _by_answers(
             continue
         bootstrap = speed_bootstrap(len(prompts), *statistics)
         speeds = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
-        return f"{CLOCKS[clock]}, {len(prompts)} prompts", Estimate(
-            *(numbers[1:] for numbers in speeds)
-        )
+        of_runs = Estimate(*(numbers[1:] for numbers in speeds))
+        return f"{CLOCKS[clock]}, {len(prompts)} prompts", of_runs
     return "", None

@@ -126,6 +126,7 @@ class Engine:
         metrics: the meaning of each, without prefix and _total; empty where pages are not read.
         gauges: meanings of metrics that may fall while a server runs.
         counts_prefill: whether passes and tokens of a page include those of prefill.
+        decoding_waits: whether the seconds of a request's decoding hold the prefill of others.
         model_owner: of its models in /v1/models; empty where `pipeline.ask` can't ask it.
         endpoint: that answers one prompt.
         version_place: the endpoint and the key of its version.
@@ -151,6 +152,7 @@ class Engine:
     metrics: ClassVar[Mapping[str, str]] = {}
     gauges: ClassVar[frozenset[str]] = frozenset()
     counts_prefill: ClassVar[bool] = False
+    decoding_waits: ClassVar[bool] = False
     model_owner: ClassVar[str] = ""
     endpoint: ClassVar[str] = ""
     version_place: ClassVar[tuple[str, str]] = ("", "")

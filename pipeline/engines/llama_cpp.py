@@ -131,6 +131,7 @@ class LlamaCpp(Engine):
     }
     gauges = frozenset({"slots"})
     counts_prefill = True
+    decoding_waits = True
     model_owner = "llamacpp"
     endpoint = "/completion"
     version_place = ("/props", "build_info")

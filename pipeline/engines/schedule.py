@@ -180,28 +180,37 @@ def _supposed(supposed: WhatIf) -> str:
     return " and ".join(parts)
 
 
+def _at_once(requests: int | None) -> str:
+    return f"at {requests} request{'' if requests == 1 else 's'} at once"
+
+
 def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
     """Return the lines of a prediction at another acceptance rate or load.
 
     At a measured load and the acceptance that was measured it is no prediction.
     """
     at = supposed.concurrent
-    measured = [load.requests for load in loads]
-    same = next((load for load in _known(loads) if load.requests == at), None)
-    if same is not None and supposed.acceptance is None:
+    known = {load.requests: load for load in _known(loads)}
+    heading = f"what if {_supposed(supposed)}:"
+    if at in known and supposed.acceptance is None:
         rows = [row for row in load_rows(loads) if row.load == at]
-        words = f"at {at} request{'' if at == 1 else 's'} at once, measured: {_reason(same)}"
-        return ["", f"what if {_supposed(supposed)}:", *load_table(rows), words]
-    rows = predicted_rows(loads, measured if at is None else [at], supposed.acceptance)
-    lines = ["", f"what if {_supposed(supposed)}:", *load_table(rows)]
+        measured = f"{_at_once(at)}, measured: {_reason(known[at])}"
+        return ["", heading, *load_table(rows), measured]
+    asked = [load.requests for load in loads] if at is None else [at]
+    rows = predicted_rows(loads, asked, supposed.acceptance)
+    ends = [requests for requests in known if requests]
+    doubt = ""
+    if at is not None and not (ends and min(ends) <= at <= max(ends)):
+        doubt = f"; not sure: costs change with the load, and {at} is outside the measured loads"
+    lines = ["", heading, *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
-        place = "" if load is None else f"at {load} request{'' if load == 1 else 's'} at once: "
+        place = "" if load is None else f"{_at_once(load)}: "
         told = f"{best.cells()['speed']} (the cost of its step: {best.source})"
         words = f"drafts of {best.length}"
         if best.speed.times <= 1:
             words = f"no drafts: the fastest, of {best.length}"
         elif best.speed.times < SURE:
             words = f"not sure, a predicted gain below {SURE:g}: drafts of {best.length}"
-        lines.append(f"{place}{words}: {told}")
+        lines.append(f"{place}{words}: {told}{doubt}")
     return lines

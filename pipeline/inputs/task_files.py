@@ -26,7 +26,7 @@ UNREAD = ("cache_dir",)  # written while a task is loaded
 # files beside a YAML file that it may name by their stem alone
 BESIDE = (".yaml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 REMOTE = "://"
-MOST_FILES = 1000  # of a folder with data
+MAX_FILES = 1000  # of a folder with data
 
 
 def task_files(file: Path) -> list[tuple[str, str]]:
@@ -172,8 +172,8 @@ def _folder(folder: Path, path: Path) -> Iterator[tuple[Path, str]]:
         if hidden or not found.is_file():
             continue
         count += 1
-        if count > MOST_FILES:
-            raise _refused(path, f"names {folder}, a folder of more than {MOST_FILES} files")
+        if count > MAX_FILES:
+            raise _refused(path, f"names {folder}, a folder of more than {MAX_FILES} files")
         yield found, inside.as_posix()
 
 

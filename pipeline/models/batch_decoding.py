@@ -1,4 +1,4 @@
-"""The distributions of every step of a batch of prompts that are decoded."""
+"""Decodes prompts in batches, and keeps statistics of the distribution at every step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from pipeline.models.kv_session import KVSession
-from pipeline.models.loading import LanguageModel
-from pipeline.models.logit_statistics import StatisticsColumns, invert, logit_statistics
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.logit_statistics import StatisticsColumns, inverse_cdf, logit_statistics
+from pipeline.models.padding import left_padded
 
-RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
-RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
+RETIRE_EVERY = 8  # steps between checks for ended answers: a check makes the host wait
+RETIRE_SHARE = 0.2  # the batch shrinks once this share of its answers has ended
 
 
 @torch.inference_mode()
@@ -27,13 +28,18 @@ def decode_batch(
 ) -> StatisticsColumns:
     """Decode B prompts together, left-padded, with a key-value cache.
 
-    A step takes the statistics of the logits, chooses the token and runs the model on it. Prompts
-    whose answer has ended leave the batch. `settings` are those of stage distributions; `progress`
-    is told the steps done.
+    Each step computes statistics of the logits, chooses a token and runs the model on it. Prompts
+    whose answer has ended leave the batch.
+
+    Args:
+        model: the model.
+        prompts: tokens of each prompt, by id; reading them is fastest with the longest first.
+        settings: those of stage distributions.
+        progress: called at each step with the number of tokens that it decoded.
 
     Returns:
-        (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up
-        to and with the token that ends the answer.
+        The stored columns (B, n, ...), and `lengths` (B,): how many steps of each row count, up to
+        and including the token that ends the answer.
     """
     steps = settings["steps"]
     k = min(settings["k"], model.vocab_size)
@@ -45,11 +51,9 @@ def decode_batch(
     out: StatisticsColumns = {}
     rows = torch.arange(len(prompts), device=device)  # still decoding
 
-    width = max(map(len, prompts.values()))
-    padded = [[0] * (width - len(ids)) + ids for ids in prompts.values()]
-    padding = torch.tensor([width - len(ids) for ids in prompts.values()], device=device)
-    texts = KVSession(model, width + steps, padding=padding)
-    logits = texts.prefill(torch.tensor(padded, device=device))[:, -1]
+    ids, padding = left_padded(list(prompts.values()), device)
+    texts = KVSession(model, ids.shape[1] + steps, padding=padding)
+    logits = texts.prefill(ids)[:, -1]
     for step in range(steps):
         columns = logit_statistics(logits, k, settings["certified_temperature"])
         columns["top_ids"] = columns["top_ids"].int()
@@ -81,12 +85,12 @@ def decode_batch(
 
 
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
-    """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only."""
+    """Return uniform numbers (steps,) for a prompt; number i depends on (seed, id, i) only."""
     key = hashlib.sha256(f"{seed}\n{prompt_id}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     return generator.random(steps)
 
 
 def choose(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """Return the (B,) tokens chosen by inversion: raw logits (B, V), uniform (B,) in [0, 1)."""
-    return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)
+    """Sample tokens (B,) from raw logits (B, V) by their inverse CDF, with uniforms (B,)."""
+    return inverse_cdf(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)

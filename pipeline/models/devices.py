@@ -1,4 +1,4 @@
-"""Devices: where models run, their settings and memory, transfers, and moments on them."""
+"""The devices that models run on: choice, settings, memory, transfers, timing."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pipeline.core.stage import Json
 from pipeline.core.timings import processor
 from pipeline.models.products import weight_first
 
-Mark = float | torch.cuda.Event  # a moment, of `mark`
+Mark = float | torch.cuda.Event  # a point in time, from `mark`
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device of the configuration key device.name."""
+    """Return the torch device that the key device.name means."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -36,7 +36,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_threads(threads: int | None) -> None:
-    """Check the key device.threads: torch crashes with far more than there are processors."""
+    """Check the key device.threads: with far more threads than processors torch crashes."""
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         raise PipelineError(
@@ -48,8 +48,8 @@ def check_threads(threads: int | None) -> None:
 def set_up(device: torch.device, threads: int | None) -> None:
     """Make `device` current, set the CPU threads (None leaves torch's choice), and keep TF32 off.
 
-    With TF32, products of a float32 head (or of a float32 model) would keep 10 bits. CuDNN's
-    attention is off too: it makes a plan for every shape, and decoding has a new one at each step.
+    With TF32, products in float32 would keep only 10 bits of the mantissa. CuDNN's attention is
+    off too: it makes a plan for every shape, and decoding has a new shape at each step.
     """
     check_threads(threads)
     if threads is not None:
@@ -63,19 +63,19 @@ def set_up(device: torch.device, threads: int | None) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def read(*tensors: Tensor) -> list[NDArray[Any]]:
-    """Return the content of tensors bit for bit; NumPy has no bfloat16."""
+def to_numpy(*tensors: Tensor) -> list[NDArray[Any]]:
+    """Return tensors as NumPy arrays, unconverted; NumPy has no bfloat16."""
     return [tensor.cpu().numpy() for tensor in tensors]
 
 
-def send(values: Sequence[int] | NDArray[Any], device: torch.device) -> Tensor:
-    """Return numbers as a tensor on a device; a list is of integers."""
+def to_device(values: Sequence[int] | NDArray[Any], device: torch.device) -> Tensor:
+    """Return a list of integers, or an array, as a tensor on a device."""
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
     return torch.from_numpy(array).to(device)
 
 
 def mark(device: torch.device) -> Mark:
-    """Return this moment: on the host, or on CUDA after the work that is queued."""
+    """Return the time now; on CUDA, an event after all work that is queued."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -84,7 +84,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(marks: Sequence[Mark]) -> list[float]:
-    """Return the seconds from each of n marks to the next (n - 1,); waits for the last one."""
+    """Return the n - 1 durations between n marks, in seconds; waits for the last one."""
     pairs: Any = pairwise(marks)  # all are of one kind
     if marks and not isinstance(marks[-1], float):
         marks[-1].synchronize()
@@ -93,7 +93,7 @@ def seconds_between(marks: Sequence[Mark]) -> list[float]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes held so far: on the CUDA device, else by this process."""
+    """Return the peak memory so far, in bytes: of the CUDA device, or else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -101,7 +101,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def describe_machine(device: torch.device) -> Json:
-    """Return what seconds that were measured just now belong to, for `pipeline.core.timings`."""
+    """Describe the machine that timings were just measured on, for `pipeline.core.timings`."""
     return {
         "processor": processor(),
         "device": str(device),
@@ -113,7 +113,7 @@ def describe_machine(device: torch.device) -> Json:
 
 
 def describe_device(device: torch.device) -> Json:
-    """Return the record's facts on the device."""
+    """Return what an artifact's record says of the device."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""One target and its drafter, kept in memory from stage to stage of a command."""
+"""Keeps one target and its drafter in memory between the stages of a command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kept_models() -> Iterator[None]:
 
 
 def load_once(spec: ModelSpec, load: Callable[[ModelSpec], LanguageModel]) -> LanguageModel:
-    """Return a model that is kept, or load it; a target replaces another and its drafter."""
+    """Return a kept model, or load it; loading a target releases the one before and its drafter."""
     if _kept is None:
         return load(spec)
     if spec not in _kept:
@@ -38,7 +38,7 @@ def load_once(spec: ModelSpec, load: Callable[[ModelSpec], LanguageModel]) -> La
 
 
 def release_models() -> None:
-    """Give up what is kept, memory too: buffers of recorded passes refer to their model."""
+    """Release the kept models and their memory, also the buffers of recorded passes."""
     if _kept:
         _kept.clear()
         gc.collect()

@@ -1,4 +1,4 @@
-"""A causal language model as the stages run it: logits, key-value cache, limits."""
+"""A causal language model, its output projection and its key-value cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LanguageModel:
 
     @property
     def context(self) -> float:
-        """The longest sequence it was made for, in tokens; infinite where it does not say."""
+        """The longest sequence it was made for, in tokens; infinite if its config does not say."""
         limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
         return math.inf if limit is None else limit
 
@@ -46,7 +46,7 @@ class LanguageModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of hidden states and attention."""
+        """The dtype of hidden states and attention."""
         return self.module.dtype
 
     def forward(
@@ -58,25 +58,26 @@ class LanguageModel:
         *,
         keep: int = 0,
         layers: Sequence[int] = (),
-        features: Tensor | None = None,  # noqa: ARG002 of heads
+        features: Tensor | None = None,  # noqa: ARG002 (only heads read them)
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after the last of `ids`, and hidden states of all.
+        """Run the model; return the logits after the last tokens, and hidden states of all tokens.
 
         Args:
             ids: (B, n) tokens that are not in the cache yet.
-            cache: keys and values of what came before; grown in place.
-            mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
-                what is added to the attention scores; None where there is no padding.
-            positions: (B, n) of `ids` within their sequence, from 0; None where all are equal.
-            keep: of how many tokens logits are wanted; 0 is all.
-            layers: after how many layers hidden states are wanted; 0 is what the first one reads.
-                The final norm is no layer: after all of them a state has not been normed yet.
-            features: of heads: (B, n, d) fused hidden states of the target after the tokens
-                before, or outputs of the head.
+            cache: keys and values of the tokens before; those of `ids` are added in place.
+            mask: (B, cached + n), 1 for tokens and 0 for padding; or an attention bias (B, 1, n,
+                columns of the cache); None if there is no padding.
+            positions: (B, n) of `ids` in their sequence, from 0; None if they follow the cache.
+            keep: how many of the last tokens logits are wanted for; 0 for all.
+            layers: which hidden states are wanted: those after so many layers; 0 is the embedding.
+                The state after the last layer is the one before the final norm.
+            features: only for heads: (B, n, d) fused hidden states of the target after the
+                preceding tokens, or outputs of the head.
 
         Returns:
-            (B, keep, V) logits in the dtype of the projection, a model may give all n; and hidden
-            states (B, n, layers, d), None without `layers`; of a head its outputs (B, n, d).
+            Logits (B, keep, V) in the dtype of the projection (some models return all n), and
+            hidden states (B, n, layers, d), None without `layers`; a head returns its outputs
+            (B, n, d) instead.
         """
         out = self.module(
             input_ids=ids,
@@ -93,21 +94,21 @@ class LanguageModel:
 
     @property
     def takes_masks(self) -> bool:
-        """Whether a pass can be told what each token sees: all layers attend to all tokens."""
+        """Whether it takes an attention bias and positions, as draft trees need."""
         full = all(type(layer) is PreallocatedLayer for layer in self.new_cache(1).layers)
         masked = self.module.config._attn_implementation in ("sdpa", "eager")
-        placed = "position_ids" in inspect.signature(self.module.forward).parameters
-        return full and masked and placed
+        positioned = "position_ids" in inspect.signature(self.module.forward).parameters
+        return full and masked and positioned
 
     @property
     def has_experts(self) -> bool:
-        """Whether it is a mixture of experts, which reads the routing of tokens while it runs."""
+        """Whether it is a mixture of experts."""
         config = self.module.config.get_text_config()
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         return any((getattr(config, name, None) or 0) > 1 for name in names)
 
     def check_drafts(self, key: str) -> None:
-        """Check that the model can read drafts and take them back."""
+        """Check that rejected tokens can be removed from the cache of every layer."""
         layers = self.new_cache(1).layers
         if names := {type(layer).__name__ for layer in layers if not layer.is_croppable}:
             raise PipelineError(
@@ -118,7 +119,7 @@ class LanguageModel:
             )
 
     def check_trees(self) -> None:
-        """Check that the model can read the branches of a tree in one pass."""
+        """Check that the model can read all branches of a draft tree in one pass."""
         if not self.takes_masks:
             raise PipelineError(
                 f"decoding.methods: {self.label} can't read draft trees: they need a model with "
@@ -137,28 +138,28 @@ class LanguageModel:
 
     @torch.inference_mode()
     def cache_bytes(self) -> int:
-        """Bytes the key-value cache holds for one token of one sequence."""
+        """Return the bytes of keys and values of one token."""
         cache = self.new_cache(1)
         self.forward(torch.zeros((1, 1), dtype=torch.long, device=self.device), cache)
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
     def memory_bytes(self) -> int:
-        """Bytes of all parameters and buffers."""
+        """Return the bytes of all parameters and buffers."""
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
 class LMHead(nn.Module):
-    """The final projection, with logits in a dtype of its own.
+    """The output projection, whose logits may have another dtype than the model.
 
-    A product of two numbers of 16 bits is exact in float32. So on CUDA, where tensor cores take
-    both as they are, a weight of 16 bits gives float32 logits, and no float32 copy of it is read.
+    The product of two 16-bit numbers is exact in float32. On CUDA tensor cores take 16-bit inputs
+    and sum in float32, so a 16-bit weight gives float32 logits without a float32 copy of it.
 
     Attributes:
-        dtype: of the logits, and of the sums that give them.
+        dtype: of the logits and of the sums.
     """
 
     def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
-        """Keep the weight (and bias) of `projection`, in `dtype` unless the sums alone need it."""
+        """Take weight and bias of `projection`, in `dtype` unless only the sums have to be."""
         super().__init__()
         weight = projection.weight.detach()
         bias = projection.bias
@@ -184,7 +185,7 @@ class LMHead(nn.Module):
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return the linear map of a weight (n, d) and a bias (n,), which is not trained."""
+    """Return a linear layer with this weight (n, d) and bias (n,), without gradients."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -193,15 +194,15 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
+    """Keys and values of one layer in preallocated buffers; a growing cache copies itself."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the buffers, whose shape is known only now."""
-        self._buffers = [  # before the layer counts as initialized: memory may not suffice
+        """Allocate the buffers, once the shape of the states is known."""
+        self._buffers = [  # if memory does not suffice, the layer must not count as initialized
             states.new_empty((*states.shape[:2], self._capacity, states.shape[3]))
             for states in (key_states, value_states)
         ]
@@ -210,34 +211,34 @@ class PreallocatedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the states (B, heads, n, d); return all that are in use."""
+        """Append keys and values (B, heads, n, d); return all that are in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         begin = self.get_seq_length()
         end = begin + key_states.shape[2]
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, begin:end] = states
-        self.show(end)
+        self.set_length(end)
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep only the sequences `beam_idx`, indices in their new order."""
+        """Keep the sequences with indices `beam_idx`, in this order."""
         if self.is_initialized:
             self._buffers = [buffer[beam_idx] for buffer in self._buffers]
-            self.show(self.get_seq_length())
+            self.set_length(self.get_seq_length())
 
-    def move(self, columns: Tensor, begin: int) -> None:
-        """Copy the states of `columns` (n,) to those from `begin` on."""
+    def move_columns(self, columns: Tensor, begin: int) -> None:
+        """Copy `columns` (n,) to the n columns from `begin` on."""
         for buffer in self._buffers:
             buffer[:, :, begin : begin + len(columns)] = buffer.index_select(2, columns)
 
-    def show(self, length: int) -> None:
-        """Let the first `length` columns be those in use."""
+    def set_length(self, length: int) -> None:
+        """Set how many columns are in use."""
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
 def new_cache(config: Any, capacity: int) -> DynamicCache:
-    """Return an empty cache for `capacity` tokens; a `config` of None is one layer of attention."""
+    """Return an empty cache for `capacity` tokens; one attention layer if `config` is None."""
     cache = DynamicCache(config=config)
     cache.layers = [
         PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer

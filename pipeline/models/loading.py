@@ -3,10 +3,10 @@
 Models come from a local directory or, fetched once, from the hub: safetensors only, and no code
 of a repository is ever run.
 
-A model may accept a cache and ignore it, or count positions so that padding shifts them: its logits
-are then wrong without an error. A few tokens of a real text show that (`check_cached_steps`). On
-made-up tokens rounding to 16 bits moves the logits of some models as far as a mistake would (Gemma
-3 in bfloat16: 0.2 of their spread, on a text 0.02).
+Some models accept a cache and ignore it, or count padding as positions: their logits are then wrong
+without an error. `check_cached_steps` finds that on a few tokens of a real text. Random tokens
+would not do: on these, rounding to 16 bits moves the logits of some models as far as a mistake
+would (Gemma 3 in bfloat16 by 0.2 of their spread, against 0.02 on a text).
 """
 
 from __future__ import annotations
@@ -42,22 +42,29 @@ from pipeline.models.kv_session import KVSession
 from pipeline.models.language_model import LanguageModel, LMHead
 from pipeline.models.products import use_fast_products
 
-MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
+WANTED_MODEL = (
+    "a causal language model that transformers knows, with config.json and model*.safetensors"
+)
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
-TOKENIZER = "tokenizer.json and tokenizer_config.json"
-TEXT = "Water boils at a lower temperature on a mountain, because the air above it weighs less."
-TOKENS = 14  # of the longer text
-PADDED = 3  # tokens fewer in the other one
-STEPS = 6  # tokens read with a cache
-ALONE = 3  # of these, one by one; the others at once, as drafts are
-# The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding
-# to float16 gave 4 units of the dtype in 36 random layers; a model without its past is off by 1.
-ALLOWED_UNITS = 32
-LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of experts of large weights
+WANTED_TOKENIZER = "tokenizer.json and tokenizer_config.json"
+# `check_cached_steps` reads this text, and the same without its first tokens
+CHECK_TEXT = (
+    "Water boils at a lower temperature on a mountain, because the air above it weighs less."
+)
+CHECK_TOKENS = 14  # read of it
+CHECK_PADDING = 3  # tokens that the second text lacks
+CHECK_STEPS = 6  # the last tokens, read with a cache
+SINGLE_STEPS = 3  # the first of these one by one, the others at once, like a draft
+# Tolerated error, relative to the spread of the logits (both are root mean squares over the
+# vocabulary), in units of the dtype's eps. Rounding to float16 in 36 random layers gave 4 units; a
+# model that ignores its cache has an error of 1.
+TOLERATED_EPS = 32
+# In float32 another order of sums gives up to 8e-5, in a mixture of experts with large weights.
+MIN_TOLERANCE = 1e-3
 
 
 def load_model(spec: ModelSpec) -> LanguageModel:
-    """Load a model for inference, and check that it can be run a token at a time."""
+    """Load a model for inference, and check that it gives the same logits with a cache."""
     set_up(choose_device(spec.device.name), spec.device.threads)
     return load_once(spec, _load)
 
@@ -70,7 +77,7 @@ def _load(spec: ModelSpec) -> LanguageModel:
     config = skeleton(spec).module.config
     folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()
-    with _loading(f"{key}.path={path}", MODEL):
+    with _loading(f"{key}.path={path}", WANTED_MODEL):
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=copy.deepcopy(config),
@@ -97,10 +104,10 @@ def _load(spec: ModelSpec) -> LanguageModel:
     eos = module.generation_config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
-    ends: tuple[int, ...] = ()  # of an answer
+    eos_ids: tuple[int, ...] = ()
     if eos is not None:
-        ends = tuple(eos) if isinstance(eos, list) else (eos,)
-    model = wrap(module, settings.label, device, settings.head_dtype, ends, key=key)
+        eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    model = wrap(module, settings.label, device, settings.head_dtype, eos_ids, key=key)
     check_cached_steps(model, tokenizer, key)
     return model
 
@@ -115,10 +122,10 @@ def _stored_types(folder: Path) -> set[str]:
 
 
 def skeleton(spec: ModelSpec) -> LanguageModel:
-    """Return a model without weights, for checks before they are read."""
+    """Return a model without weights, on the meta device, for checks before weights are read."""
     path = spec.settings.path
     folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{spec.key}.path")
-    with _loading(f"{spec.key}.path={path}", MODEL):
+    with _loading(f"{spec.key}.path={path}", WANTED_MODEL):
         check_one_form(folder)
     return _skeleton(spec, folder)
 
@@ -130,7 +137,7 @@ def _skeleton(spec: ModelSpec, folder: Path) -> LanguageModel:
     settings = spec.settings
     where = f"{spec.key}.path={spec.settings.path}"
     transformers_logging.set_verbosity_error()
-    with _loading(where, MODEL):
+    with _loading(where, WANTED_MODEL):
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
     if kind is None:
@@ -139,13 +146,13 @@ def _skeleton(spec: ModelSpec, folder: Path) -> LanguageModel:
             "transformers knows: take another model"
         )
     if "past_key_values" not in inspect.signature(kind.forward).parameters:
-        # it would swallow one silently, and read every token as if nothing came before
+        # it would ignore the cache silently, and read every token without its context
         raise PipelineError(
             f"{where}: {kind.__name__} takes no key-value cache (past_key_values), so every token "
             "would be read without its context: take a model with attention layers"
         )
-    given = f"{where} with {key}.attention={settings.attention}"
-    with _loading(given, f"{MODEL}, or {key}.attention=eager"), torch.device("meta"):
+    what = f"{where} with {key}.attention={settings.attention}"
+    with _loading(what, f"{WANTED_MODEL}, or {key}.attention=eager"), torch.device("meta"):
         module = AutoModelForCausalLM.from_config(
             shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
         )
@@ -154,7 +161,7 @@ def _skeleton(spec: ModelSpec, folder: Path) -> LanguageModel:
 
 @contextmanager
 def _loading(where: str, wanted: str) -> Iterator[None]:
-    """Report what a library refuses in one line: where, why, and what is wanted."""
+    """Turn an error of a library into one line: where, why, and what is wanted."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
@@ -183,7 +190,7 @@ def wrap(
     if not isinstance(head, nn.Linear):
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
-        with _loading(f"{key}: {type(module).__name__}", MODEL):
+        with _loading(f"{key}: {type(module).__name__}", WANTED_MODEL):
             module.set_output_embeddings(LMHead(head, wanted))
     use_fast_products(module)
     return LanguageModel(module, label, device, head.out_features, eos)
@@ -194,7 +201,7 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
     files = (*TOKENIZER_FILES, "config.json")
     folder = model_folder(path, commit, files, f"{key}.path")
     states = tuple(file_state(folder / name) for name in files if (folder / name).is_file())
-    with _loading(f"{key}.path={path}: its tokenizer", TOKENIZER):
+    with _loading(f"{key}.path={path}: its tokenizer", WANTED_TOKENIZER):
         tokenizer = _tokenizer(folder, states)
     return tokenizer  # noqa: RET504 (mypy takes it that _loading may swallow an error)
 
@@ -207,9 +214,12 @@ def _tokenizer(folder: Path, _states: tuple[str, ...]) -> Any:
 
 @torch.inference_mode()
 def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
-    """Check that cached steps of left-padded texts give logits of plain passes, but for rounding.
+    """Check that a model gives the same logits with a cache and padding as without, up to rounding.
 
-    And that none is NaN or infinite; -inf is allowed, a masked token.
+    None may be NaN or +inf; -inf is a masked token.
+
+    Raises:
+        PipelineError: they differ, are broken, or the model fails.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     try:
@@ -226,48 +236,50 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
             f"{key}: {model.label} gives NaN or infinite logits: its weights are damaged, or too "
             f"large for {key}.dtype={dtype}: give float32 or bfloat16, or fetch it again"
         )
-    off = relative_error(plain, cached)
-    allowed = max(ALLOWED_UNITS * torch.finfo(model.dtype).eps, LEAST)
-    if not off <= allowed:  # NaN, too
+    error_size = relative_error(plain, cached)
+    tolerance = max(TOLERATED_EPS * torch.finfo(model.dtype).eps, MIN_TOLERANCE)
+    if not error_size <= tolerance:  # also if it is NaN
         raise PipelineError(
             f"{key}: {model.label} gives other logits a token at a time than in one pass (off by "
-            f"{off:.2g} of their spread, {dtype} explains {allowed:.1g}): it does not use "
+            f"{error_size:.2g} of their spread, {dtype} explains {tolerance:.1g}): it does not use "
             f"its key-value cache as others do. Give {key}.dtype=float32, or another model"
         )
 
 
 def _read_both_ways(model: LanguageModel, tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Return logits (2, STEPS, V) of two texts, in passes without a cache and in steps with one."""
+    """Return logits (2, CHECK_STEPS, V) of two texts: without a cache, and in steps with one."""
     rows = min(model.vocab_size, model.module.get_input_embeddings().weight.shape[0])
-    tokens = tokenizer(TEXT)["input_ids"][:TOKENS]
-    if len(set(tokens)) < TOKENS // 2 or len(tokens) < TOKENS or max(tokens) >= rows:
-        tokens = [(7919 * at + 5) % rows for at in range(TOKENS)]  # it knows no English
+    tokens = tokenizer(CHECK_TEXT)["input_ids"][:CHECK_TOKENS]
+    if len(set(tokens)) < CHECK_TOKENS // 2 or len(tokens) < CHECK_TOKENS or max(tokens) >= rows:
+        # the tokenizer does not know English: any tokens
+        tokens = [(7919 * at + 5) % rows for at in range(CHECK_TOKENS)]
     text = torch.tensor(tokens, device=model.device)
     plain = [
-        model.module(input_ids=part[None], use_cache=False).logits[0, -STEPS:]
-        for part in (text, text[PADDED:])
+        model.module(input_ids=part[None], use_cache=False).logits[0, -CHECK_STEPS:]
+        for part in (text, text[CHECK_PADDING:])
     ]
     ids = text.repeat(2, 1)
-    ids[1, :PADDED] = 0
-    texts = KVSession(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
-    ends = [*range(TOKENS - STEPS, TOKENS + 1)]
+    ids[1, :CHECK_PADDING] = 0
+    padding = torch.tensor([0, CHECK_PADDING], device=model.device)
+    texts = KVSession(model, CHECK_TOKENS, padding=padding)
+    ends = [*range(CHECK_TOKENS - CHECK_STEPS, CHECK_TOKENS + 1)]
     if model.new_cache(1).is_croppable:
-        del ends[ALONE + 1 : -1]
+        del ends[SINGLE_STEPS + 1 : -1]
     cached = [texts.append(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
     return torch.stack(plain).double(), torch.cat(cached[1:], dim=1).double()
 
 
 def relative_error(plain: Tensor, cached: Tensor) -> float:
-    """Return the error of logits (2, STEPS, V), as a part of their spread.
+    """Return the error of logits (2, CHECK_STEPS, V), relative to their spread.
 
-    Of each text and way of reading it is the median of its steps, since a mixture of experts may
-    route a token differently after rounding; of these the largest.
+    It is the largest over the two texts, and over steps of one or of several tokens, of the median
+    over steps: after rounding, a mixture of experts may route a single token differently.
     """
     kept = plain.isfinite()
     count = kept.sum(-1).clamp(min=1)
     mean = plain.where(kept, 0).sum(-1) / count
     spread = (plain - mean[..., None]).where(kept, 0).square().sum(-1).div(count).sqrt()
-    error = (plain - cached).where(plain != cached, 0)  # equal infinities, too
+    error = (plain - cached).where(plain != cached, 0)  # 0 also for equal infinities
     size = error.square().sum(-1).div(count).sqrt()
-    ratio = (size / spread).where(size != 0, 0)  # error without spread: infinite; neither: 0
-    return float(ratio.view(2, -1, ALONE).median(dim=2).values.max())
+    ratio = (size / spread).where(size != 0, 0)  # an error without any spread is infinite
+    return float(ratio.view(2, -1, SINGLE_STEPS).median(dim=2).values.max())

@@ -1,35 +1,32 @@
-"""Statistics of a row of logits, as they are stored: its top K, and numbers of the whole."""
+"""Statistics of logits, as they are stored: the top K, log-sum-exp, tail mass and entropy."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-CPU_CHUNK = 1 << 18  # float64 values held at once: 2 MB, which stay in a processor's cache
-CUDA_VALUES = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
+CPU_CHUNK = 1 << 18  # float64 values converted at once: 2 MB, which fit a processor's cache
+CUDA_VALUES = 1 << 26  # the same on a GPU: 512 MB are cheaper there than many small kernels
 MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
-
 STATISTICS = ("top_surprisal", "log_tail", "entropy")
-StatisticsColumns = dict[
-    str, Tensor
-]  # what is known of rows, by column: fields (N, ...) or (B, n, ...)
+StatisticsColumns = dict[str, Tensor]  # by column: (N, ...) or (B, n, ...)
 
 
 def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> StatisticsColumns:
     """Return statistics of `logits` (B, V), by column; raw logits, the rest in nats.
 
-    Everything is measured from the largest logit m, in float64, a few rows at a time:
-    with e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, -log p0 is log1p(d), and
-    the entropy log1p(d) + sum e_i (m - z_i) / T / (1 + d), a sum of non-negative terms. The tail's
-    sum is taken relative to its own largest logit: it neither cancels nor underflows. -inf is a
-    masked token, of probability 0. A NaN or +inf in a row, or nothing else than masked tokens,
-    makes its entropy NaN.
+    All sums are relative to the largest logit m, in float64, a few rows at a time: with
+    e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, -log p0 is log1p(d), and the
+    entropy is log1p(d) + sum e_i (m - z_i) / T / (1 + d), a sum of non-negative terms. The sum over
+    the tail is relative to its own largest logit, so that it neither cancels nor underflows. A
+    logit of -inf is a masked token, with probability 0. The entropy is NaN if a row has a NaN, a
+    +inf, or only masked tokens.
 
     Returns:
         top_ids: (B, K) int64, by decreasing logit, ties by id.
         top_logits: (B, K) float32, -inf for masked tokens.
-        logsumexp: (B,) float64, for readers: probabilities follow from the next.
+        logsumexp: (B,) float64, for users of the data; here `top_surprisal` is used instead.
         top_surprisal: (B,) float64, -log p0.
         log_tail: (B,) float64, log of the mass outside the top K; -inf when K = V.
         entropy: (B,) float64, over the full vocabulary.
@@ -55,7 +52,7 @@ def _of_chunk(logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperature: 
     z = logits.to(torch.float64, copy=True)
     z.sub_(top_logits[:, :1]).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids) / temperature
-    drop = None  # of the tail's largest logit below the row's
+    drop = None  # largest logit of the tail, minus that of the row
     if top_ids.shape[1] < z.shape[1]:
         z.scatter_(1, top_ids, -torch.inf)
         drop = z.amax(1)
@@ -78,9 +75,9 @@ def _of_chunk(logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperature: 
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the ids (B,) of the largest logits (B, V), of equal ones the first.
+    """Return the ids (B,) of the largest logits (B, V), the first of equal ones.
 
-    NumPy is ten times as fast as torch here, which has no vectorised argmax on a CPU.
+    On a CPU NumPy is ten times as fast as torch, whose argmax is not vectorised.
     """
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(logits.numpy().argmax(-1))
@@ -97,9 +94,9 @@ def ranks_of(tokens: Tensor, logits: Tensor) -> Tensor:
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits and their ids, by decreasing logit, ties by id.
 
-    torch.topk leaves open which of several equal logits it takes and in which order. The order
-    is fixed by two sorts of the k; the choice, in rows where the k-th logit has an equal outside,
-    by sorting the whole row. A GPU chooses without knowing, and so without waiting for them.
+    torch.topk does not say which of several equal logits it takes, nor in which order. Two sorts of
+    the k fix the order. Where the k-th logit equals one outside, the whole row is sorted. A GPU
+    would have to wait to know these rows, so there the choice is made by counting, for all rows.
     """
     if k == 1:
         ids = argmax(logits)[:, None]
@@ -122,10 +119,10 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_k_by_counting(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what `top_k` does, by the same kernels whatever the logits are."""
-    least = logits.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-    above = logits > least
-    equal = logits == least
+    """Return what `top_k` does, without a branch on the logits that the host would wait for."""
+    kth = logits.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    above = logits > kth
+    equal = logits == kth
     room = k - above.sum(1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(1) <= room))
     ids = chosen.int().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
@@ -133,10 +130,14 @@ def _top_k_by_counting(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, ids.gather(1, order)
 
 
-def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample tokens (n,) from distributions (n, V) with uniform numbers (n,), by the inverse CDF.
+
+    The rows need not sum to 1. A NaN in a row gives some token, never one beyond the vocabulary.
+    """
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:].contiguous()
     indices = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
-    last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
-    return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
+    # the last token with positive weight: the product can be rounded up to the total
+    last = torch.searchsorted(cumulated, total)
+    return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # NaN: beyond all

@@ -1,10 +1,11 @@
-"""Passes over a few tokens as CUDA graphs: on a GPU, launching kernels outweighs their work.
+"""Records passes over a few tokens as CUDA graphs, since launching their kernels takes longest.
 
 A graph replays the same kernels on the same memory. So keys and values lie in buffers of fixed
-size, of which a pass always reads all columns; a mask hides those that hold nothing yet. Each
-number of tokens is recorded once. Texts one after another share buffers and recordings.
+size, and a pass always attends to all their columns; a mask hides those that are not in use. A
+pass is recorded once for each number of tokens. Texts that are decoded one after another share
+buffers and recordings.
 
-On a CPU the same passes run unrecorded where `FIXED_ON_CPU` says so; the tests do.
+Tests set `FIXED_ON_CPU` to run the same passes, unrecorded, on a CPU.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ from torch.nn.functional import pad
 
 from pipeline.models.eagle3.drafter import Eagle3Drafter
 from pipeline.models.language_model import LanguageModel, PreallocatedLayer
+from pipeline.models.padding import padded_positions
 
-MOST_TOKENS = 16  # of a row; longer passes read prompts, and their work outweighs their launches
-COLUMNS = 256  # to a multiple of which buffers are rounded up, so that texts can share them
+MAX_TOKENS = 16  # of a recorded pass; longer ones read prompts, where launches do not matter
+COLUMNS = 256  # buffers are rounded up to a multiple of it, so that texts can share them
 FIXED_ON_CPU = False
 
 Model = LanguageModel | Eagle3Drafter  # both have the same `forward`
 
 
 class FixedLayer(PreallocatedLayer):
-    """Keys and values of one layer. A recorded pass writes to `columns`, any other pass appends.
+    """Keys and values of one layer. A recorded pass writes to `columns`; other passes append.
 
     Attributes:
-        columns: (n,) of the cache that the next states take; None outside recorded passes.
+        columns: (n,) where a recorded pass writes its keys and values; None outside of one.
     """
 
     columns: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the buffers; a column that is hidden may not hold NaN."""
+        """Allocate the buffers, zeroed: a NaN would get through the mask."""
         super().lazy_initialization(key_states, value_states)
         self.clear()
 
     def clear(self) -> None:
-        """Let all columns hold zeros."""
+        """Zero all columns."""
         for buffer in self._buffers if self.is_initialized else ():
             buffer.zero_()
 
     def copy_columns(self, other: FixedLayer, length: int) -> None:
-        """Copy the first `length` columns of another layer, which holds as many rows."""
+        """Copy the first `length` columns of another layer with as many rows."""
         if not self.is_initialized:
             self.lazy_initialization(*other._buffers)
         for buffer, source in zip(self._buffers, other._buffers, strict=True):
@@ -56,7 +58,7 @@ class FixedLayer(PreallocatedLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the states (B, heads, n, d); return all columns of the buffers."""
+        """Write keys and values (B, heads, n, d); a recorded pass gets back all columns."""
         if self.columns is None:
             return super().update(key_states, value_states, *args, **kwargs)
         keys, values = self._buffers
@@ -67,14 +69,14 @@ class FixedLayer(PreallocatedLayer):
 
 @dataclass(frozen=True)
 class _Recording:
-    """A pass over a fixed number of tokens: fill the inputs, replay, read the outputs."""
+    """A recorded pass over n tokens: write its inputs, call `replay`, read its outputs."""
 
     replay: Callable[[], object]
     ids: Tensor  # (B, n)
-    padding: Tensor | None  # (B,) which a graph reads, so that it has to live as long
-    columns: Tensor  # (n,) of the cache that the tokens take
-    tree: tuple[Tensor, Tensor] | None  # mask and positions of a tree; None: of a chain
-    features: Tensor | None  # of a head
+    padding: Tensor | None  # (B,) the graph reads it, so it must not be freed before
+    columns: Tensor  # (n,) where the tokens' keys and values are written
+    tree: tuple[Tensor, Tensor] | None  # mask and positions; None for a chain
+    features: Tensor | None  # for a head
     logits: Tensor
     hidden: Tensor | None
 
@@ -83,16 +85,17 @@ class PassRecorder:
     """Buffers for the keys and values of B texts, and the passes recorded over them."""
 
     def __init__(self, model: Model, capacity: int, layers: Sequence[int]) -> None:
-        """Start empty; see `KVSession`."""
+        """Allocate nothing yet; the arguments are those of `KVSession`."""
         self.model = model
         self.capacity = capacity
         self.layers = layers
-        self.inference = torch.is_inference_mode_enabled()  # outside, its tensors can't be written
+        # buffers made in inference mode can't be written outside of it
+        self.inference = torch.is_inference_mode_enabled()
         self.cache = model.new_cache(capacity)
         self.cache.layers = [FixedLayer(capacity) for _ in self.cache.layers]
         self._all_columns = torch.arange(capacity, device=model.device)
         self._recordings: dict[tuple[int, int, bool], _Recording] = {}
-        self._memory: Any = None  # of graphs, which share it
+        self._memory: Any = None  # a pool that the graphs share
 
     def run(
         self,
@@ -105,13 +108,14 @@ class PassRecorder:
     ) -> tuple[Tensor, Tensor | None]:
         """Read tokens (B, n) after `length` columns; return what `LanguageModel.forward` does.
 
-        `padding` (B,) are columns before each text, the same until `forget`; `tree` is a mask
-        (1, 1, n, length + n) and positions (1, n), None for a chain.
+        `padding` (B,) are the columns before each text; they may change only after
+        `drop_recordings`. `tree` is a mask (1, 1, n, length + n) and positions (1, n), None for a
+        chain.
         """
         if tree is not None:
             mask, positions = tree
-            hidden_columns = len(self._all_columns) - mask.shape[-1]
-            tree = pad(mask, (0, hidden_columns), value=self._least), positions
+            unused = len(self._all_columns) - mask.shape[-1]
+            tree = pad(mask, (0, unused), value=self._masked_score), positions
         columns = self._all_columns[length : length + ids.shape[1]]
         key = (ids.shape[1], keep, tree is not None)
         if key not in self._recordings:
@@ -129,37 +133,39 @@ class PassRecorder:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether anything was read, so that there are buffers."""
+        """Whether the buffers are allocated, as they are once something was read."""
         return all(layer.is_initialized for layer in self.cache.layers)
 
     def clear(self) -> None:
-        """Forget what was read: a NaN in a hidden column would spoil the next text."""
+        """Zero the buffers for the next text: a NaN would get through its mask."""
         for layer in self.cache.layers:
             layer.clear()
 
-    def take(self, other: PassRecorder, length: int) -> None:
-        """Copy the first `length` columns of another's buffers."""
+    def copy_from(self, other: PassRecorder, length: int) -> None:
+        """Copy the first `length` columns of another recorder's buffers."""
         if other.is_initialized:
             for layer, source in zip(self.cache.layers, other.cache.layers, strict=True):
                 layer.copy_columns(source, length)
 
-    def forget(self) -> None:
-        """Drop the recordings: they refer to texts, padding and buffers that were replaced."""
+    def drop_recordings(self) -> None:
+        """Drop the recordings, because the padding and buffers that they read were replaced."""
         self._recordings.clear()
         self._memory = None
 
     @property
-    def _least(self) -> float:
+    def _masked_score(self) -> float:
         return float(torch.finfo(self.model.dtype).min)
 
-    def _chain(self, columns: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chain_inputs(self, columns: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mask (B or 1, 1, n, capacity) and positions (B or 1, n) of a chain."""
         seen = (self._all_columns <= columns[:, None])[None, None]
         positions = columns[None]
         if padding is not None:
             seen = seen & (self._all_columns >= padding[:, None, None, None])
-            positions = (columns - padding[:, None]).clamp(min=0)
-        mask = torch.zeros_like(seen, dtype=self.model.dtype).masked_fill_(~seen, self._least)
+            positions = padded_positions(columns, padding)
+        mask = torch.zeros_like(seen, dtype=self.model.dtype).masked_fill_(
+            ~seen, self._masked_score
+        )
         return mask, positions
 
     def _record(
@@ -179,7 +185,7 @@ class PassRecorder:
             features = features.clone()
 
         def run() -> tuple[Tensor, Tensor | None]:
-            mask, positions = self._chain(columns, padding) if tree is None else tree
+            mask, positions = self._chain_inputs(columns, padding) if tree is None else tree
             for layer in self.cache.layers:
                 layer.columns = columns
             try:
@@ -196,18 +202,18 @@ class PassRecorder:
                 for layer in self.cache.layers:
                     layer.columns = None
 
-        replay, (logits, hidden) = self._recorded(run)
+        replay, (logits, hidden) = self._capture(run)
         return _Recording(replay, ids, padding, columns, tree, features, logits, hidden)
 
-    def _recorded(
+    def _capture(
         self, run: Callable[[], tuple[Tensor, Tensor | None]]
     ) -> tuple[Callable[[], object], tuple[Tensor, Tensor | None]]:
-        """Return what repeats a pass, and its outputs, which every repetition overwrites."""
+        """Return a function that repeats a pass, and the outputs that every repeat overwrites."""
         if self.model.device.type != "cuda":
-            return _repeated(run)
+            return _repeat_uncaptured(run)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries allocate what they need in the first passes
+        with torch.cuda.stream(stream):  # in the first passes libraries allocate memory
             for _ in range(2):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
@@ -218,10 +224,10 @@ class PassRecorder:
         return graph.replay, outputs
 
 
-def _repeated(
+def _repeat_uncaptured(
     run: Callable[[], tuple[Tensor, Tensor | None]],
 ) -> tuple[Callable[[], object], tuple[Tensor, Tensor | None]]:
-    """Return the same as a graph does, without one."""
+    """Return what `_capture` does, without a graph."""
     logits, hidden = run()
     logits = logits.clone()
     hidden = None if hidden is None else hidden.clone()
@@ -235,19 +241,19 @@ def _repeated(
     return replay, (logits, hidden)
 
 
-def recorder_of(
+def acquire_recorder(
     model: Model, capacity: int, layers: Sequence[int], *, shared: bool
 ) -> PassRecorder | None:
-    """Return buffers for texts of at most `capacity` tokens; None where nothing is recorded.
+    """Return a recorder for texts of at most `capacity` columns; None if passes are not recorded.
 
-    Those of a single text can be `shared` with texts before and after it, which may be shorter.
+    A `shared` one may have served an earlier text of the model, and is released after this one.
     """
     if not can_record(model):
         return None
     capacity = -(-capacity // COLUMNS) * COLUMNS
     if not shared:
         return PassRecorder(model, capacity, layers)
-    free = _free(model, layers, torch.is_inference_mode_enabled())
+    free = _free_recorders(model, layers, torch.is_inference_mode_enabled())
     free[:] = [recorder for recorder in free if recorder.capacity >= capacity]
     if not free:
         return PassRecorder(model, capacity, layers)
@@ -256,24 +262,21 @@ def recorder_of(
     return recorder
 
 
-def give_back(recorder: PassRecorder) -> None:
-    """Let another text have the buffers and recordings of a single text that is gone.
-
-    Not where memory did not suffice for all of them.
-    """
+def release_recorder(recorder: PassRecorder) -> None:
+    """Let the next text reuse a recorder, unless its buffers could not all be allocated."""
     if recorder.is_initialized:
-        _free(recorder.model, recorder.layers, recorder.inference).append(recorder)
+        _free_recorders(recorder.model, recorder.layers, recorder.inference).append(recorder)
 
 
 class _Pool(dict[tuple[Any, ...], list[PassRecorder]]):
-    """Recorders that no text uses, of one model's weights; a copy of these begins without any."""
+    """Free recorders of a model; a copy of the model starts with none."""
 
     def __deepcopy__(self, _: object) -> _Pool:
         return _Pool()
 
 
-def _free(model: Model, layers: Sequence[int], inference: bool) -> list[PassRecorder]:
-    """Return the recorders of a model that no text uses; they live as long as its weights."""
+def _free_recorders(model: Model, layers: Sequence[int], inference: bool) -> list[PassRecorder]:
+    """Return the list of a model's free recorders, which lives as long as its weights."""
     weights = model.head if isinstance(model, Eagle3Drafter) else model.module
     pool: _Pool = weights.__dict__.setdefault("free_pass_recorders", _Pool())
     return pool.setdefault((tuple(layers), model.vocab_size, inference), [])
@@ -282,8 +285,8 @@ def _free(model: Model, layers: Sequence[int], inference: bool) -> list[PassReco
 def can_record(model: Model) -> bool:
     """Say whether passes of a model can be recorded: on CUDA, with full attention in all layers.
 
-    Windows and states of linear attention are no columns of a buffer, and a mixture of experts
-    waits for the device to know which tokens an expert reads.
+    Sliding windows and the states of linear attention have no fixed columns. In a mixture of
+    experts the host waits to know which tokens each expert reads, which a graph does not allow.
     """
     if model.device.type != "cuda" and not (FIXED_ON_CPU and model.device.type == "cpu"):
         return False

@@ -1,4 +1,4 @@
-"""Texts as the tokens that a model reads, by chat template or as they are; the texts of tokens."""
+"""Turns texts into tokens, with or without a chat template; checks vocabularies; token texts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.inputs.hub import hub_files
 from pipeline.inputs.hub_commits import cached_commit
 from pipeline.inputs.local_files import HUB_ID, local_path
 
-TOKENS_NAMED = 3  # differing tokens that are named
+TOKENS_NAMED = 3  # differing tokens that an error names
 TOKENIZER = "tokenizer.json"
-ENGINES_IDS = "the engine's"  # token ids of a log, else they number its texts
+ENGINES_IDS = "the engine's"  # a log has the engine's token ids; else ids number its token texts
 
 
 def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -> list[int]:
-    """Return a user's message as tokens: by the tokenizer's "chat" template, or "none", plain."""
+    """Tokenize a user's message, with the "chat" template or, for "none", as plain text."""
     if template == "none":
         return _plain(tokenizer, text)
     messages = [{"role": "user", "content": text}]
@@ -35,7 +35,7 @@ def chat_text(
     *,
     enable_thinking: bool,
 ) -> str:
-    """Return messages by the chat template; without a generation prompt the last one goes on."""
+    """Apply the chat template; without a generation prompt the last message can be continued."""
     name = tokenizer.name_or_path
     if tokenizer.chat_template is None:
         raise PipelineError(
@@ -64,17 +64,17 @@ def chat_text(
 
 @lru_cache(1)
 def _ignores_messages(tokenizer: Any) -> bool:
-    """Whether the chat template writes two messages alike: some read lists of parts alone."""
-    asked = ([{"role": "user", "content": text}] for text in ("1", "2 3"))
-    return len({tokenizer.apply_chat_template(each, tokenize=False) for each in asked}) == 1
+    """Whether the chat template ignores messages that are strings: some read only lists."""
+    chats = ([{"role": "user", "content": text}] for text in ("1", "2 3"))
+    return len({tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats}) == 1
 
 
 def _plain(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, after the tokenizer's beginning of a text (BOS)."""
+    """Tokenize a text with what the tokenizer puts before it (BOS), but nothing after it."""
     ids = tokenizer(text)["input_ids"]
     bare = tokenizer(text, add_special_tokens=False)["input_ids"]
     added = len(ids) - len(bare)
-    for begin in range(added + 1):  # some end a text, too, after which no answer is to come
+    for begin in range(added + 1):  # some also add an end token, after which no answer would come
         if ids[begin : begin + len(bare)] == bare:
             return ids[: begin + len(bare)]
     return ids
@@ -97,11 +97,14 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
 
 
 def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
-    """Return over how many rows of logits two models with so many are compared.
+    """Return how many logits per position two models are compared over.
 
-    Models pad their logits beyond the tokenizer, whose largest id is `tokens` - 1. Rows that both
-    have are compared like any other; rows that one has alone are left out of its softmax. Tokens
-    beyond the rows of both (Gemma 3 has one, for images) are given probability by neither.
+    Models pad their logits beyond the tokenizer, whose largest id is `tokens` - 1. Padding that
+    both models have is compared like any token; padding that only one has is left out of its
+    softmax. A token beyond the logits of both (Gemma 3 has one, for images) has no probability.
+
+    Raises:
+        PipelineError: the sizes differ, and one model has fewer logits than there are tokens.
     """
     rows = min(target, drafter)
     if target != drafter and rows < tokens:
@@ -114,9 +117,9 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
 
 
 def token_texts(task: Task, dump: Artifact, ids: Iterable[int]) -> dict[int, str]:
-    """Return the text of tokens by id, of those that are known.
+    """Return the texts of tokens by id; tokens without a known text are left out.
 
-    Without the target's tokenizer only the texts are known that a log has.
+    They come from the log if there is one that has texts, else from the target's tokenizer.
     """
     wanted = sorted(set(ids))
     if "tokens.parquet" in dump.record["files"]:
@@ -134,7 +137,7 @@ def token_texts(task: Task, dump: Artifact, ids: Iterable[int]) -> dict[int, str
 
 
 def _tokenizer(task: Task, dump: Artifact) -> Path | None:
-    """Return the file of the tokenizer of a target, or of a log's model; None if not at hand."""
+    """Return the tokenizer file of a target, or of a log's model; None if it is not here."""
     if task.runtime.models:
         (model,) = task.runtime.models
         path = model.settings.path

@@ -1,7 +1,9 @@
-"""The rules of `criteria`: by name one rule, or a list of rules; lists as values multiply.
+"""Builds the rules of the key `criteria`.
 
-A file of conf/criteria puts its rules under its own name, so `criteria=[paper,mine]` has those of
-both. Other entries are parameters that rules refer to, such as `criteria.t`.
+`criteria` maps names to a rule or a list of rules. A parameter that is a list gives a rule for each
+value, and several lists one for each combination. A file of conf/criteria puts its rules under its
+own name, so `criteria=[paper,mine]` has the rules of both. Other entries are parameters that rules
+refer to, such as `criteria.t`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from pipeline.core.files import file_digest
 
 
 def build_rules(criteria: Any) -> tuple[list[Rule], list[Rule]]:
-    """Return all rules of `criteria` in order, and those that `rule: criteria` decodes with.
+    """Return all rules of `criteria`, and those that methods with `rule: criteria` decode with.
 
-    A list of rules is certified only, and so is a rule that judges neither drafted tokens nor
-    trees.
+    Rules in a list are only certified, and so are rules that can judge neither tokens nor trees.
     """
     by_name = _by_name(criteria)
     rules = [rule for built in by_name.values() for rule in built]
@@ -41,21 +42,22 @@ def build_rules(criteria: Any) -> tuple[list[Rule], list[Rule]]:
 
 
 def rule_entries(rule: Rule) -> dict[str, Any]:
-    """Return a rule as JSON values; of a user's own with the digest of its file."""
+    """Return a rule as JSON values, with the digest of its file if the user wrote it."""
     if not rule.is_custom:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
 
 def rules_of(entries: Sequence[Mapping[str, Any]]) -> list[Rule]:
-    """Return the rules that `rule_entries` described in the settings of a task."""
+    """Return the rules of a task's settings, which `rule_entries` has written."""
     return [build(entry["rule"]) for entry in entries]
 
 
 def judged_by_logs(rule: Rule) -> bool:
-    """Say whether rounded log-probabilities suffice for a rule; built-in ones may need raw logits.
+    """Say whether a rule can be certified from a log's rounded log-probabilities.
 
-    Rules of the user's are tried, and `certify` refuses by name what they do not allow.
+    Some built-in rules need raw logits. A user's rule is tried, and `certify` refuses it by name if
+    it can't.
     """
     counts = type(rule).accepted_count is not Rule.accepted_count
     return rule.is_custom or isinstance(rule, Tree) or not counts
@@ -71,14 +73,14 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
     for name, entry in criteria.items():
         entries = entry if isinstance(entry, list) else [entry]
         if all(isinstance(item, Mapping) for item in entries):
-            with mistakes(f"criteria.{name}"):
+            with rule_errors(f"criteria.{name}"):
                 rules[name] = expand(entries)
         else:
             others[name] = entry
-    taken = [pair for built in rules.values() for rule in built for pair in rule.parameters.items()]
+    used = [pair for built in rules.values() for rule in built for pair in rule.parameters.items()]
     for name, value in others.items():
         values = value if isinstance(value, list) else [value]
-        if value is not None and not all((name, one) in taken for one in values):
+        if value is not None and not all((name, one) in used for one in values):
             raise PipelineError(
                 f"criteria.{name}={value} is neither a rule nor a parameter that one takes: give a "
                 f"rule a name, +criteria.mine='{EXAMPLE}', in a file mine: {EXAMPLE}"
@@ -87,8 +89,8 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
 
 
 @contextmanager
-def mistakes(key: str = "criteria") -> Iterator[None]:
-    """Raise what is wrong with a rule as an error of a configuration key."""
+def rule_errors(key: str = "criteria") -> Iterator[None]:
+    """Turn a ValueError about a rule into an error about a configuration key."""
     try:
         yield
     except ValueError as error:

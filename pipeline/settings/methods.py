@@ -47,14 +47,14 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and
     "optimal": (("nodes",), "tau* of {nodes}"),
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
 }
-MOST_NODES = 4096  # of a tree: a verification reads them all
-MOST_OF_CRITERIA = 64  # nodes of the tree that verifies a tree rule of `criteria`
+MAX_NODES = 4096  # of a draft tree: one pass of the target reads them all
+MAX_CRITERIA_NODES = 64  # of the draft tree for a tree rule of `criteria`
 CRITERIA = "criteria"  # the rule that stands for those of `criteria`
 KEY = "decoding.methods"
 EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
 OF_METHOD = ("drafter", "draft_length", "sampling", "temperature")
 OF_TREE = ("width", "nodes")
-Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
+Few = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 @dataclass(frozen=True, config=FIELDS_CHECKED)
@@ -104,10 +104,10 @@ class DraftTree:
             "spec_infer": 3 * draft_length,
             DYNAMIC: growth.nodes_read,
         }.get(self.shape, draft_length)
-        if size > MOST_NODES:
+        if size > MAX_NODES:
             raise ValueError(
                 f"{self.shown}, draft_length={draft_length} is not allowed: the drafter would read "
-                f"{size:.4g} tokens a call; give a tree of at most {MOST_NODES}"
+                f"{size:.4g} tokens a call; give a tree of at most {MAX_NODES}"
             )
         make: Mapping[str, Callable[[], Topology]] = {
             "sequence": lambda: topology.sequence(draft_length),
@@ -132,31 +132,35 @@ def _drafter_name(name: str) -> str:
 
 @dataclass(frozen=True, config=FIELDS_CHECKED)
 class Method:
-    """One way to decode."""
+    """A decoding method: drafter, acceptance rule or sampling scheme, draft length, tree.
 
-    # the name of a kind of `pipeline.drafters`, or none for the baseline
+    A baseline is the target alone.
+    """
+
+    # the name of a kind of `pipeline.drafters`, or none for a baseline
     drafter: Annotated[str, AfterValidator(_drafter_name)]
-    # drafted tokens a call, of a tree in a row; 0 for the baseline
-    draft_length: Annotated[int, Field(ge=0, le=MOST_NODES)]
-    rule: Rule | None = None  # the acceptance rule, None for the baseline and for sampling alone
-    # the sampling scheme, None for a rule alone. A baseline has races if its methods race, so that
-    # its tokens come from the same race
+    # drafted tokens in a row per call, at most; 0 for a baseline
+    draft_length: Annotated[int, Field(ge=0, le=MAX_NODES)]
+    rule: Rule | None = None  # the acceptance rule; None for a baseline, or sampling without one
+    # the sampling scheme; None for a rule without one. The baseline of methods with races has races
+    # as well, so that it samples with the same noise
     sampling: Literal["speculative", "argmax", "races"] | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.0  # 0 is greedy
-    tree: DraftTree | None = None  # the shape of its drafts; None is a chain
+    tree: DraftTree | None = None  # the shape of its drafts; None: chains
 
     @property
     def drafts_most_probable(self) -> bool:
-        """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
+        """Whether drafts are the most probable tokens although the target samples, as in EAGLE-3.
 
-        MARS draws the drafts of chains.
+        `sampling: argmax` says so, and a rule with a tree means it; in chains a rule's drafts are
+        sampled.
         """
         mars = self.rule is not None and self.tree is not None
         return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
     def topology(self) -> Topology | DynamicTree | None:
-        """The shape of its drafts in level order, or how it grows; None is a chain."""
+        """The shape of its drafts in level order, or how a dynamic tree grows; None: chains."""
         return None if self.tree is None else self.tree.topology(self.draft_length)
 
     @property
@@ -324,8 +328,8 @@ def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
 
 def _of_length(method: Method, length: int) -> Method:
     if isinstance(method.rule, Tree):
-        sizes = accumulate(method.rule.m**level for level in range(1, MOST_OF_CRITERIA + 1))
-        deepest = sum(size <= MOST_OF_CRITERIA for size in sizes)
+        sizes = accumulate(method.rule.m**level for level in range(1, MAX_CRITERIA_NODES + 1))
+        deepest = sum(size <= MAX_CRITERIA_NODES for size in sizes)
         length = min(length, max(deepest, 1))
     return replace(method, draft_length=length)
 

@@ -1,4 +1,4 @@
-"""Stage acceptance: drafted tokens that every rule accepts, beside those that are certified.
+"""Stage acceptance: which drafted tokens each rule accepts, and which it certifies.
 
 Run it with ``python -m pipeline stage=acceptance drafter=...``. Certificates are computed from the
 drafts artifact's own columns: they must belong to the same p as its ranks and KL.
@@ -7,7 +7,8 @@ drafts artifact's own columns: they must belong to the same p as its ranks and K
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -20,10 +21,11 @@ from pipeline.inputs.artifact_readers import read_steps
 from pipeline.settings.criteria import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
+    from analysis.acceptance.drafter import SourceCounts
     from analysis.acceptance.judgement import Judgement, Steps
     from analysis.rules import Rule
     from pipeline.core.stage import Artifact, Inputs, ModelSpec, Out
@@ -43,11 +45,14 @@ ENDS: Columns = {
     "value": Column("float64", "the statistic, of certificates from the lower ends"),
     **INTERVAL,
 }
+HELD = 2**30  # bytes of judgements that are held: of these for each rule and step
+ENDS_BYTES = 16  # two ends
+FLAGS_BYTES = 2  # two flags, for each depth
 SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target."""
+    """Return a task for each target."""
     tasks = study.rule_tasks(STAGE, "drafts", **statistics_entries(study.statistics))
     # drafts have the ids of prompts, and the prompts their sources
     return [
@@ -56,18 +61,27 @@ def plan(study: Study) -> list[Task]:
     ]
 
 
-def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Judge every rule, check soundness, and write all statistics."""
-    import pandas as pd
-    import pyarrow as pa
+class Decisions(NamedTuple):
+    """How many decisions of a rule were certified, and how many of these were rejected."""
 
-    from analysis.acceptance.drafter import (
-        depth_statistics,
-        finite_share,
-        rule_statistics,
-        source_statistics,
-        stochastic_statistics,
-    )
+    certified: int
+    violations: int
+
+
+class JudgementResults(NamedTuple):
+    """What is computed from each rule's judgement, which is too large to keep for all rules."""
+
+    rows: list[Json]  # `rule_statistics`
+    by_depth: dict[int, list[Json]]  # `depth_statistics`, and the `depth_shares` of the rules
+    by_source: dict[str, SourceCounts]  # by the label of the rule
+    decisions: dict[str, Decisions]  # by `decision_digest`: rules that decide alike count once
+
+
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Judge the drafts by every rule, check soundness, and write all statistics."""
+    import pandas as pd
+
+    from analysis.acceptance.drafter import finite_share, source_statistics, stochastic_statistics
 
     drafts = inputs["drafts"]
     runtime = task.runtime
@@ -77,41 +91,81 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     rules = list(
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )
-    chosen = judge_soundly(pair.pair, prompts, steps, rules)
     bootstrap = PromptBootstrap(steps.trajectories.answer_index, *runtime.statistics)
-    rows = [row for judgement in chosen for row in rule_statistics(steps, judgement, bootstrap)]
-    parts = [finite_share(steps, bootstrap)]
+    found = write_judgements(
+        judgements(pair.pair, prompts, steps, rules), steps, prompts, bootstrap, out
+    )
+    rows = found.rows
     sampled = drafts.metadata["sampled_temperature"]
     if sampled is not None:
         table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
         tv, races, harmonic = map(numbers, table.columns)
         rows += stochastic_statistics(tv, races, harmonic, bootstrap)
-    for at, deep in enumerate(steps.by_depth if steps.deeper else ()):  # one depth is the first
-        by_depth = [judgement.by_depth[at] for judgement in chosen]
-        parts += depth_statistics(1 + at, deep, by_depth, bootstrap)
-    lengths = pa.concat_tables([length_table(judgement, steps) for judgement in chosen])
-    out.write(lengths.combine_chunks(), "lengths")
+    parts = [finite_share(steps, bootstrap), *chain.from_iterable(found.by_depth.values())]
     named = inputs["prompts"].read(columns=["prompt_id", "source"]).to_pydict()
     sources = dict(zip(named["prompt_id"], named["source"], strict=True))
     answered = prompts.take(steps.trajectories.starts).to_pylist()
     of_answers = [sources[prompt] for prompt in answered]
-    by_source = source_statistics(chosen, steps.trajectories, of_answers, runtime.statistics)
+    by_source = source_statistics(found.by_source, of_answers, runtime.statistics)
     out.write_frame(pd.DataFrame(by_source), "sources")
     say_sources(by_source)
     for name, table in {"statistics": rows, "breakdown": parts}.items():
         out.write_frame(pd.DataFrame(table).assign(prompts=bootstrap.count), name)
-    schema = task.stage.schema()
-    with out.writer() as writer:
-        for judgement in chosen:
-            label = pa.repeat(judgement.rule.label, len(steps))
-            own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
-            writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
-    out.metadata |= soundness(pair.models, steps, chosen)
+    out.metadata |= soundness(pair.models, steps, found.decisions.values())
     out.metadata["sampled_temperature"] = sampled
 
 
+def judgements(
+    pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
+) -> Iterator[Judgement]:
+    """Yield the judgement of each rule; as many rules are judged at once as fit into memory."""
+    of_a_rule = len(steps) * (ENDS_BYTES + FLAGS_BYTES * len(steps.by_depth))
+    at_once = max(1, HELD // of_a_rule)
+    for begin in range(0, len(rules), at_once):
+        yield from judge_soundly(pair, prompts, steps, rules[begin : begin + at_once])
+
+
+def write_judgements(
+    judged: Iterable[Judgement],
+    steps: Steps,
+    prompts: pa.ChunkedArray,
+    bootstrap: PromptBootstrap,
+    out: Out,
+) -> JudgementResults:
+    """Write the steps and the lengths of each judgement; return what the other tables need."""
+    import pyarrow as pa
+
+    from analysis.acceptance.drafter import (
+        depth_shares,
+        depth_statistics,
+        rule_statistics,
+        source_counts,
+    )
+
+    depths = list(enumerate(steps.by_depth, 1)) if steps.deeper else []  # one depth is the first
+    by_depth = {depth: depth_statistics(depth, deep, bootstrap) for depth, deep in depths}
+    found = JudgementResults([], by_depth, {}, {})
+    schema = out.stage.schema()
+    with out.writer() as data, out.writer("lengths") as lengths:
+        for judgement in judged:
+            label = judgement.rule.label
+            found.rows.extend(rule_statistics(steps, judgement, bootstrap))
+            for depth, rows in by_depth.items():
+                rows += depth_shares(depth, judgement.by_depth[depth - 1], bootstrap)
+            found.by_source[label] = source_counts(judgement, steps.trajectories)
+            found.decisions[decision_digest(judgement)] = Decisions(
+                int(judgement.certified.sum()), len(judgement.violations)
+            )
+            lengths.write_table(length_table(judgement, steps))
+            own = [judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
+            columns = [prompts, steps.position, pa.repeat(label, len(steps)), *own]
+            data.write_table(pa.table(columns, schema=schema))
+            del judgement, own, columns  # they keep all rules that were judged with this one
+    return found
+
+
 def say_sources(rows: Sequence[Json]) -> None:
-    """Print what strict greedy accepts of each source, where there are several."""
+    """Print the acceptance under strict greedy by source of the prompts, if there are several."""
     from analysis.report.text import estimate_text
 
     named = [
@@ -126,7 +180,11 @@ def say_sources(rows: Sequence[Json]) -> None:
 def judge_soundly(
     pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> list[Judgement]:
-    """Return `judge` of steps; PipelineError if any rule rejects a certified step, a bug."""
+    """Judge the drafts by each rule, and check that no certified draft is rejected.
+
+    Raises:
+        PipelineError: one is, which is a bug.
+    """
     from analysis.acceptance.judgement import judge
 
     verdicts = judge(steps, rules)
@@ -146,7 +204,7 @@ def judge_soundly(
 
 
 def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
-    """Return how many calls each answer takes, and tokens they give, by draft length."""
+    """Return, by draft length, how many calls each answer takes and how many tokens they emit."""
     import numpy as np
     import pyarrow as pa
 
@@ -169,22 +227,27 @@ def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgement]) -> Json:
-    """Return, and print, how many certified decisions were checked; none was rejected.
+def decision_digest(judgement: Judgement) -> str:
+    """Return a digest of a rule's decisions: what it accepts, and what is certified.
 
-    Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
+    Rules that decide alike at every step have the same digest, as additive with t = 0 and strict
+    greedy.
     """
-    different = {
-        digest(verdict.accepted.tobytes() + verdict.certified.tobytes()): verdict
-        for verdict in verdicts
-    }
+    return digest(judgement.accepted.tobytes() + judgement.certified.tobytes())
+
+
+def soundness(pair: Sequence[ModelSpec], steps: Steps, decisions: Collection[Decisions]) -> Json:
+    """Return, and print, how many certified decisions were checked, and how many were rejected.
+
+    `decisions` are of rules that decide differently.
+    """
     facts = {
         **dict(zip(("target", "drafter"), (model.settings.label for model in pair), strict=True)),
         "steps": len(steps),
         "prompts": len(steps.trajectories.starts),
-        "rules": len(different),
-        "certified": sum(int(verdict.certified.sum()) for verdict in different.values()),
-        "violations": sum(len(verdict.violations) for verdict in different.values()),
+        "rules": len(decisions),
+        "certified": sum(of_rule.certified for of_rule in decisions),
+        "violations": sum(of_rule.violations for of_rule in decisions),
     }
     print(
         "{drafter} for {target}: {violations:,} of {certified:,} certified decisions rejected, "
@@ -195,7 +258,7 @@ def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgem
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """One row a rule of the criteria."""
+    """Return a row for each rule of `criteria`."""
     from analysis.statistics.trajectories import CENSORED
 
     metadata = artifact.metadata

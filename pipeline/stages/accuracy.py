@@ -1,9 +1,9 @@
-"""Stage accuracy: tasks answered with every method, and whether the answers are right.
+"""Stage accuracy: answers benchmark tasks with every method, and scores the answers.
 
 Run it with ``python -m pipeline stage=accuracy drafter=... accuracy.items=20``. A shard is one
-item: all methods answer it one after the other, beside the target alone, so what is compared was
-asked in the same minute. The items of the tasks take turns. The target reads every answer again:
-where it departs from the target's choices, and the nats given up there.
+item, which the target alone and all methods answer one after the other, so that the times that are
+compared were measured within a minute. Items of the tasks alternate. The target then scores every
+answer: at how many tokens it departs from the target's choices, and by how many nats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ITEM: Columns = {
     "item_id": Column("string", "the item"),
 }
 RUN = ITEM | {"run": Column("int32", 'the method: index in the record\'s `facts["runs"]`')}
-COUNTED = {  # of calls, summed
+COUNTED = {  # attributes of calls, summed over an answer
     "drafted": "tokens of these calls",
     "tested": "drafted tokens before and at the first rejection",
     "accepted": "drafted tokens that were accepted",
@@ -48,10 +48,10 @@ COUNTED = {  # of calls, summed
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRuntime(Runtime):
-    """Besides, the harness tasks by name or file, and the loss of right answers to exclude."""
+    """The runtime of this stage."""
 
-    tasks: tuple[str, ...]
-    tolerated_loss: float
+    tasks: tuple[str, ...]  # of lm-evaluation-harness, by name or file
+    tolerated_loss: float  # of accuracy: the largest that is acceptable
 
 
 def _runtime(task: Task) -> AccuracyRuntime:
@@ -60,46 +60,48 @@ def _runtime(task: Task) -> AccuracyRuntime:
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target; none without a drafter, or for logs."""
+    """Return a task for each target; none without a drafter, or for logs."""
     config = study.config
-    settings = study.config.accuracy
+    options = config.accuracy
     if config.drafter is None or config.distributions.source == "logs":
         return []
     if config.stage == STAGE.name and find_spec("lm_eval") is None:
         raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
     methods = scored(decoded)
-    own = settings.model_dump(include={"items", "seed"})
-    own |= config.decoding.model_dump(include={"lookup", "lookup_match"})
-    own |= config.prompts.model_dump(include={"template", "enable_thinking"})
-    own["tasks"] = [task_entries(name) for name in settings.tasks]
-    own["methods"] = [method_entries(method) for method in methods]
-    planned = []
+    settings = options.model_dump(include={"items", "seed"})
+    settings |= config.decoding.model_dump(include={"lookup", "lookup_match"})
+    settings |= config.prompts.model_dump(include={"template", "enable_thinking"})
+    settings["tasks"] = [task_entries(name) for name in options.tasks]
+    settings["methods"] = [method_entries(method) for method in methods]
+    tasks = []
     drafter = study.model_spec("drafter", config.drafter)
     for key, target in config.targets.items():
         models = (study.model_spec(f"targets.{key}", target), drafter)
         pair = {"target": models[0].entries, "drafter": drafter.entries}
         runtime = AccuracyRuntime(
             **vars(study.runtime(target)) | {"models": models},
-            tasks=tuple(settings.tasks),
-            tolerated_loss=settings.margin,
+            tasks=tuple(options.tasks),
+            tolerated_loss=options.margin,
         )
-        planned.append(Task(STAGE, key, pair | own, {}, runtime, Asked.of(config.device)))
-    return planned
+        tasks.append(Task(STAGE, key, pair | settings, {}, runtime, Asked.of(config.device)))
+    return tasks
 
 
 def scored(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods whose answers are scored, of those that are decoded.
+    """Return the methods of stage decoding whose answers are scored.
 
-    Greedy lossless methods all answer with the target's own text: the first stands for them. A tree
-    whose shape stage drafts has to measure is left out.
+    Lossless greedy methods all give the target's own answers, so only the first is kept. Trees
+    whose shape stage drafts has to measure are left out.
     """
     chosen: list[Method] = []
+    has_exact = False
     for method in methods:
         exact = method.lossless and method.temperature == 0
-        twice = exact and any(m.lossless and m.temperature == 0 for m in chosen)
-        if not (twice or method.needs_drafts):
-            chosen.append(method)
+        if method.needs_drafts or (exact and has_exact):
+            continue
+        has_exact = has_exact or exact
+        chosen.append(method)
     return chosen
 
 
@@ -112,7 +114,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 class AccuracyWorker:
-    """A target and its drafter, with all methods and questions: a `Worker`."""
+    """Answers items with every method: a `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
         from pipeline.decoding.session import load_session
@@ -121,7 +123,8 @@ class AccuracyWorker:
         runtime = _runtime(task)
         tokenizer = pair_tokenizer(*runtime.models)
         self._questions = {
-            asked.key: asked for asked in questions(runtime.tasks, task.settings, tokenizer)
+            question.key: question
+            for question in questions(runtime.tasks, task.settings, tokenizer)
         }
         limit = max(question.max_tokens for question in self._questions.values())
         prompts = [question.token_ids for question in self._questions.values()]
@@ -129,22 +132,22 @@ class AccuracyWorker:
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
 
     def names(self) -> list[str]:
-        """Return the keys of all questions, one of each task in turn."""
+        """Return the keys of all items; the tasks alternate."""
         return list(self._questions)
 
     def batch(self) -> int:
-        """Return how many items are a shard: one, which every method answers in turn."""
+        """Return the number of items in a shard: one, which every method answers."""
         return 1
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Answer an item with every method."""
         from pipeline.core.shards import nested
-        from pipeline.decoding.session import or_reason
+        from pipeline.decoding.session import result_or_reason
         from pipeline.models.devices import describe_machine
 
         session = self._session
         question = self._questions[names[0]]
-        rows, reason = or_reason(
+        rows, reason = result_or_reason(
             lambda: answer(session, question, self._text), session.target.device
         )
         progress(1)
@@ -159,7 +162,7 @@ class AccuracyWorker:
 
         runs = self._session.runs
         return {
-            "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
+            "tasks": list(dict.fromkeys(question.task for question in self._questions.values())),
             "runs": [run_metadata(run) | {"baseline": runs.index(baseline(run))} for run in runs],
             "machines": distinct(measured),
             **describe_device(self._session.target.device),
@@ -168,20 +171,20 @@ class AccuracyWorker:
 
 
 def answer(session: DecodingSession, question: Question, text: Decode) -> Tables:
-    """Return the rows of one question by table: an answer of every method, and its score."""
+    """Answer a question with every method; return the rows by table, with scores."""
     from pipeline.decoding.answer_scoring import compare_with_baseline
     from pipeline.decoding.session import Prompt, decode_timed, read_prompt
 
     limit = question.max_tokens
     prompt = Prompt(question.key, question.token_ids)
-    read = read_prompt(session, prompt, limit)
-    answers = [decode_timed(session, method, prompt, read)[0] for method in session.runs]
-    score = cache(partial(score_answer, read, question, text))
+    prefill = read_prompt(session, prompt, limit)
+    answers = [decode_timed(session, method, prompt, prefill)[0] for method in session.runs]
+    score = cache(partial(score_answer, prefill, question, text))
     rows: Tables = {"data": [], "timings/runs": []}
-    for run, (method, made) in enumerate(zip(session.runs, answers, strict=True)):
+    for run, (method, decoded) in enumerate(zip(session.runs, answers, strict=True)):
         alone = answers[session.runs.index(baseline(method))].tokens
-        prefix = compare_with_baseline(made.tokens, alone)["common_prefix"]
-        at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
+        prefix = compare_with_baseline(decoded.tokens, alone)["common_prefix"]
+        difference = min(prefix, len(alone) - 1)  # an answer may be a prefix of the other
         _, gaps = score(tuple(alone))
         rows["data"].append({
             **question.row,
@@ -190,27 +193,31 @@ def answer(session: DecodingSession, question: Question, text: Decode) -> Tables
             "drafter": method.drafter,
             "draft_length": method.draft_length,
             "temperature": method.temperature,
-            "ended": made.ended,
+            "ended": decoded.ended,
             "common_prefix": prefix,
-            "gap": None if made.tokens == alone else gaps[at],
-            "calls": len(made.calls),
-            **{name: sum(getattr(call, name) for call in made.calls) for name in COUNTED},
-            **score(tuple(made.tokens))[0],
+            "gap": None if decoded.tokens == alone else gaps[difference],
+            "calls": len(decoded.calls),
+            **{name: sum(getattr(call, name) for call in decoded.calls) for name in COUNTED},
+            **score(tuple(decoded.tokens))[0],
         })  # fmt: skip
-        rows["timings/runs"].append({**question.row, "run": run, "seconds": made.seconds})
+        rows["timings/runs"].append({**question.row, "run": run, "seconds": decoded.seconds})
     return rows
 
 
 def score_answer(
-    read: Prefill, question: Question, text: Decode, tokens: Sequence[int]
+    prefill: Prefill, question: Question, text: Decode, tokens: Sequence[int]
 ) -> tuple[Row, list[float]]:
-    """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
+    """Score an answer of n tokens.
+
+    Returns:
+        Its columns, and the gap of the target's two largest logits at each token.
+    """
     from lm_eval.models.utils import postprocess_generated_text
 
     from pipeline.decoding.answer_scoring import answer_logits, log_probability_given_up
 
     cut = postprocess_generated_text(text(list(tokens)), question.until, None)
-    logits, _ = answer_logits(read, tokens)
+    logits, _ = answer_logits(prefill, tokens)
     first, second = logits.topk(2, dim=1).values.double().T
     nats = log_probability_given_up(logits, tokens)
     return {
@@ -224,7 +231,7 @@ def score_answer(
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """One row a method, the baselines included, over all tasks together."""
+    """Return a row for each method, the baselines included, over all tasks together."""
     from analysis.decoding.paired_accuracy import ALL, accuracy, losses
     from analysis.statistics.estimate import interval_columns
     from pipeline.inputs.decoded_artifacts import read_answered

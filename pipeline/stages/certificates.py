@@ -1,4 +1,4 @@
-"""Stage certificates: certificates of many rules on a target's distributions, in one pass.
+"""Stage certificates: the certificates of all rules at every step of a target.
 
 Run it with ``python -m pipeline stage=certificates``.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target, with all rules of the study."""
+    """Return a task for each target, with all rules of the study."""
     return study.rule_tasks(STAGE, "distributions")
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Certify the distributions under every rule, chunk by chunk: a row group a rule and chunk."""
+    """Certify the distributions, chunk by chunk; each chunk and rule is a row group of the file."""
     import pyarrow as pa
 
     from analysis.certificates.certify import certify
@@ -31,31 +31,34 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     rules = rules_of(task.settings["rules"])
     schema = task.stage.schema()
     with out.writer() as writer:
-        for place, dist in stored.chunks(inputs["distributions"]):
+        for steps, dist in stored.chunks(inputs["distributions"]):
             result = certify(dist, rules)
-            for at, rule in enumerate(rules):
-                count = result.accepted_count[:, at]
+            for index, rule in enumerate(rules):
+                count = result.accepted_count[:, index]
                 arrays = [
                     pa.repeat(rule.label, len(dist)),
-                    *place.columns,
-                    pa.array(result.lower[:, at]),
-                    pa.array(result.upper[:, at]),
-                    pa.array(result.active_size[:, at]),
+                    *steps.columns,
+                    pa.array(result.lower[:, index]),
+                    pa.array(result.upper[:, index]),
+                    pa.array(result.active_size[:, index]),
                     pa.array(count, mask=count <= 0),
                 ]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """One row a rule: the statistics of its certificates, the ceiling for those that are empty."""
+    """Return a row for each rule, with statistics of its certificates.
+
+    Where the rule rejects nothing there is no certificate; the rule's ceiling counts instead.
+    """
     import numpy as np
 
     from analysis.statistics.bootstrap import summarise
     from pipeline.inputs.artifact_readers import resampled
 
     rules = rules_of(task.settings["rules"])
-    place = ["prompt_id", "position"]  # the same steps under every rule
-    steps = artifact.read(columns=place, rule=rules[0].label)
+    columns = ["prompt_id", "position"]
+    steps = artifact.read(columns=columns, rule=rules[0].label)  # the same for every rule
     _, bootstrap = resampled(steps, task.inputs["distributions"], task.runtime.statistics)
     rows = []
     for rule in rules:

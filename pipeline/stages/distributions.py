@@ -1,7 +1,7 @@
-"""Stage distributions: decodes every prompt and stores the distribution of every step.
+"""Stage distributions: decodes every prompt, and stores the target's distribution at every step.
 
-Run it with ``python -m pipeline stage=distributions``. An engine's log is read instead, as
-distributions that are known up to rounding.
+Run it with ``python -m pipeline stage=distributions``. If the target is an engine's log, nothing is
+decoded: the log-probabilities of the log are stored, which are rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline.core.workers import Progress, Result
     from pipeline.study import Study
 
-BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
+BATCH = {"cpu": 32, "cuda": 128}  # prompts decoded together; more were not faster on a CPU
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
     "in the backend (docs/engine.md has the requests)"
@@ -39,7 +39,7 @@ NOT_TOLD = (
 
 
 def check(study: Study) -> None:
-    """Check that enough tokens of a step are stored for the rules, and the settings of a log."""
+    """Check that distributions.k suffices for all rules, and that all settings suit a log."""
     config = study.config
     check_k(study.rules, config.distributions.k, setting="distributions.k")
     if config.distributions.source != "logs":
@@ -67,28 +67,29 @@ def check(study: Study) -> None:
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target: its own trajectories, or an engine's log."""
+    """Return a task for each target, a model or an engine's log."""
     config = study.config
-    settings = config.distributions
-    made = []
+    options = config.distributions
+    tasks = []
     pairs = zip(config.targets.items(), study.tasks["prompts"], strict=True)
     for (key, target), prompts in pairs:
         runtime = study.runtime(target)
-        content = dict[str, Any](k=settings.k)
-        if settings.source == "logs":
-            content |= {"log": study.log_entries(key), "vocab_size": settings.log.vocab_size}
+        settings = dict[str, Any](k=options.k)
+        if options.source == "logs":
+            settings["log"] = study.log_entries(key)
+            settings["vocab_size"] = options.log.vocab_size
         else:
             model = study.model_spec(f"targets.{key}", target)
             runtime = replace(runtime, models=(model,))
-            content |= {"model": model.entries}
-            content |= settings.model_dump(include={"steps", "temperature", "seed"})
-            content["certified_temperature"] = config.certificates.temperature
-        made.append(Task(STAGE, key, content, {"prompts": prompts}, runtime))
-    return made
+            settings["model"] = model.entries
+            settings |= options.model_dump(include={"steps", "temperature", "seed"})
+            settings["certified_temperature"] = config.certificates.temperature
+        tasks.append(Task(STAGE, key, settings, {"prompts": prompts}, runtime))
+    return tasks
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Decode the prompts, or read an engine's log, and write the distributions."""
+    """Decode the prompts, or read an engine's log; write the distributions."""
     if "log" in task.settings:
         write_log(task, out)
         return
@@ -102,7 +103,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 class DistributionsWorker:
-    """The model of a task; see `pipeline.core.workers.Worker`."""
+    """Decodes prompts with the model of a task: a `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         from pipeline.models.loading import load_model
@@ -116,11 +117,11 @@ class DistributionsWorker:
             self.model.check_tokens(ids, f"prompt {name}")
 
     def batch(self) -> int:
-        """Return how many prompts are decoded together."""
+        """Return the number of prompts in a shard, which are decoded together."""
         return self._task.runtime.models[0].device.batch or BATCH[self.model.device.type]
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Decode a shard; return its measurements and a table of steps for each prompt."""
+        """Decode a shard; return its time and size, and a table of steps for each prompt."""
         import torch
 
         from pipeline.models.batch_decoding import decode_batch
@@ -154,7 +155,8 @@ class DistributionsWorker:
 
         model = self.model
         settings = self._task.settings
-        rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))
+        rows = sum(shard["rows"] for shard in measured)
+        seconds = sum(shard["seconds"] for shard in measured)
         return {
             "model": model.label,
             "vocab_size": model.vocab_size,
@@ -169,7 +171,7 @@ class DistributionsWorker:
 
 
 def write_log(task: Task, out: Out) -> None:
-    """Write the distributions of a log, and the list of rows that were left out."""
+    """Write the distributions of an engine's log; note which rows of it were left out."""
     import pyarrow as pa
 
     vocab_size = task.settings["vocab_size"]

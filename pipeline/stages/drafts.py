@@ -1,8 +1,8 @@
-"""Stage drafts: target and drafter on the target's own trajectories, over the full vocabulary.
+"""Stage drafts: compares target and drafter along the target's own answers, over all tokens.
 
-Run it with ``python -m pipeline stage=drafts drafter=...``. The certificate, the ranks and the KL
-of a step come from one pass of each model over a prompt and its answer, so they belong to the same
-p.
+Run it with ``python -m pipeline stage=drafts drafter=...``. Each model reads a prompt and its
+answer in one pass. The certificates, ranks and KL of a step come from this pass, so that they
+belong to the same distribution p.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pipeline.study import Study
 
 ROLES = ("target", "drafter")
-BATCH = 32  # prompts of a shard
-# texts that are read together: a GPU waits for launches, a CPU computes no faster
-TOGETHER = {"cpu": 1, "cuda": 32}
-LOGITS = 2**28  # of both models that are held at once, 1 GB in float32
-DRAFT_K = 64  # tokens of the drafter's distribution that are stored
+SHARD_PROMPTS = 32
+# texts in a batch: on a GPU launching kernels takes longest, a CPU is no faster with more
+BATCH_TEXTS = {"cpu": 1, "cuda": 32}
+MAX_LOGITS = 2**28  # of both models, held at once: 1 GB in float32
+DRAFT_K = 64  # stored tokens of the drafter's distribution
 
 PAIR: Columns = {  # target p against drafter q
     "kl": Column("float64", "KL(p‖q) over the whole vocabulary; inf where q lacks a token of p"),
@@ -55,7 +55,7 @@ DEPTHS: Columns = {
     f"depth_{name}": Column(f"list<{PAIR[name].kind}>", _DEPTH)
     for name in ("kl", "draft_rank", "draft_log_prob", "argmax_rank")
 }
-# q' as HiddenDrafter.completed gives it
+# q' is that of `Eagle3Drafter.completed`
 _FULL = (
     "only of a head with a reduced vocabulary: KL(p‖q′) at depth 1, where q′ gives probability to "
     'the missing tokens (`facts["completed"]`); inf where the draft is no first choice of q′'
@@ -81,33 +81,35 @@ OPTIONAL: Columns = {
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target, on its trajectories; none without a drafter."""
+    """Return a task for each target; none without a drafter, or for logs."""
     config = study.config
-    drafter = study.config.drafter
+    drafter = config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
     spec = study.model_spec("drafter", drafter)
-    made = []
-    for steps in study.tasks["distributions"]:
-        pair = (*steps.runtime.models, spec)
+    tasks = []
+    for upstream in study.tasks["distributions"]:
+        pair = (*upstream.runtime.models, spec)
         settings: Json = {name: model.entries for name, model in zip(ROLES, pair, strict=True)}
         settings["temperature"] = config.certificates.temperature
-        inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
-        runtime = replace(steps.runtime, models=pair)
-        made.append(Task(STAGE, steps.label, settings, inputs, runtime))
-    return made
+        inputs = {"prompts": upstream.inputs["prompts"], "distributions": upstream}
+        runtime = replace(upstream.runtime, models=pair)
+        tasks.append(Task(STAGE, upstream.label, settings, inputs, runtime))
+    return tasks
 
 
-def schema_with(there: Container[str]) -> pa.Schema:
-    """Return the schema of data.parquet with those of the `OPTIONAL` columns that are there."""
+def schema_with(present: Container[str]) -> pa.Schema:
+    """Return the schema of data.parquet with those `OPTIONAL` columns that are `present`."""
     import pyarrow as pa
 
     fields = STAGE.schema()
-    return pa.schema([of for of in fields if of.name not in OPTIONAL or of.name in there])
+    return pa.schema(
+        [field for field in fields if field.name not in OPTIONAL or field.name in present]
+    )
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Compare the pair on every step of the distributions."""
+    """Compare target and drafter at every step of the answers."""
     from pipeline.core.shards import compute_shards, join
 
     prompts = read_token_ids(inputs["prompts"])
@@ -118,7 +120,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 def answers_of(inputs: Inputs) -> dict[str, list[int]]:
-    """Return the tokens of every prompt's answer."""
+    """Return the answer tokens of every prompt, by its id."""
     table = inputs["distributions"].read(columns=["prompt_id", "position", "token_id"])
     tokens = columns.numbers(table["token_id"])
     starts = np.flatnonzero(columns.numbers(table["position"]) == 0)
@@ -128,7 +130,7 @@ def answers_of(inputs: Inputs) -> dict[str, list[int]]:
 
 
 class DraftsWorker:
-    """A target and its drafter; see `pipeline.core.workers.Worker`."""
+    """Compares a target and its drafter: a `pipeline.core.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         from pipeline.drafters.pairs import load_pair, pair_tokenizer
@@ -142,11 +144,12 @@ class DraftsWorker:
         tokens = 1 + max(pair_tokenizer(*models).get_vocab().values())
         self.target, self.drafter = load_pair(*models)
         rows = self.drafter.model.vocab_size
-        self._rows = common_rows(self.target.vocab_size, rows, tokens, label)
-        self._k = min(inputs["distributions"].metadata["k"], self._rows)
+        self._vocab_size = common_rows(self.target.vocab_size, rows, tokens, label)
+        self._k = min(inputs["distributions"].metadata["k"], self._vocab_size)
         self._temperature = task.settings["temperature"]
-        of_answers = task.inputs["distributions"].settings["temperature"]
-        self._sampled = of_answers if of_answers > 0 else None  # greedy answers have no such law
+        answers_temperature = task.inputs["distributions"].settings["temperature"]
+        # None for greedy answers
+        self._sampled = answers_temperature if answers_temperature > 0 else None
         head = models[1].head
         self._depths = 1 if head is None else head.depths
         if (shortest := min(map(len, self._prompts.values()))) < self._depths + (head is not None):
@@ -160,59 +163,52 @@ class DraftsWorker:
                 model.check_context(longest, "distributions.steps")
 
     def batch(self) -> int:
-        """Return how many prompts are a shard."""
-        return self._task.runtime.models[0].device.batch or BATCH
+        """Return the number of prompts in a shard."""
+        return self._task.runtime.models[0].device.batch or SHARD_PROMPTS
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Compare the two on the answers of a shard; return a table of steps for each."""
-        measured = {}
-        for some in self._groups(names):
-            for name, found in zip(some, self._compared(some), strict=True):
-                measured[name] = found
+        """Compare the models on the answers of a shard; return a table of steps for each."""
+        compared = {}
+        for batch in self._batches(names):
+            for name, values in zip(batch, self._compared(batch), strict=True):
+                compared[name] = values
                 progress(len(self._answers[name]))
-        schema = schema_with(measured[names[0]])
-        return {}, [columns.steps_table(name, found, schema) for name, found in measured.items()]
+        schema = schema_with(compared[names[0]])
+        return {}, [columns.steps_table(name, values, schema) for name, values in compared.items()]
 
-    def _groups(self, names: Sequence[str]) -> list[Sequence[str]]:
-        """Return the texts of a shard in groups that are read together."""
+    def _batches(self, names: Sequence[str]) -> list[Sequence[str]]:
+        """Split the texts of a shard into batches whose logits fit in memory."""
         longest = max(len(self._answers[name]) for name in names)
         rows = (2 + self._depths) * longest  # of the target, of each depth, and of q'
-        most = min(TOGETHER[self.target.device.type], LOGITS // (rows * self._rows))
-        size = max(1, most)
-        return [names[at : at + size] for at in range(0, len(names), size)]
+        fitting = MAX_LOGITS // (rows * self._vocab_size)
+        size = max(1, min(BATCH_TEXTS[self.target.device.type], fitting))
+        return [names[begin : begin + size] for begin in range(0, len(names), size)]
 
     def _compared(self, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the columns of each text; several are read together, padded before the prompt."""
-        import torch
-
+        """Run both models over a batch; yield the columns of each text."""
         from pipeline.drafters.pairs import read_pairs
+        from pipeline.models.padding import left_padded
 
         texts = [[*self._prompts[name], *self._answers[name][:-1]] for name in names]
-        width = max(map(len, texts))
-        padded = [[0] * (width - len(text)) + text for text in texts]
-        ids = torch.tensor(padded, device=self.target.device)
-        padding = None
-        if len(texts) > 1:
-            before = [width - len(text) for text in texts]
-            padding = torch.tensor(before, device=self.target.device)
+        ids, padding = left_padded(texts, self.target.device)
         keep = max(len(self._answers[name]) for name in names)
         logits, drafts, completed = read_pairs(
-            self.target, self.drafter, ids, keep, self._depths, padding
+            self.target, self.drafter, ids, keep, self._depths, padding if len(texts) > 1 else None
         )
         for row, name in enumerate(names):
-            part = slice(-len(self._answers[name]), None), slice(self._rows)
-            of_drafts = [draft[row][part] for draft in drafts]
-            rest = None if completed is None else completed[row][part]
-            yield self._columns(name, logits[row][part], of_drafts, rest)
+            part = slice(-len(self._answers[name]), None), slice(self._vocab_size)
+            own_drafts = [draft[row][part] for draft in drafts]
+            own_completed = None if completed is None else completed[row][part]
+            yield self._columns(name, logits[row][part], own_drafts, own_completed)
 
     def _columns(
         self, name: str, target: Tensor, drafts: Sequence[Tensor], completed: Tensor | None
     ) -> dict[str, np.ndarray]:
-        """Return the columns of an answer from logits (n, V) of both models."""
+        """Return the columns of an answer, from the logits (n, V) of both models."""
         from pipeline.models.logit_comparison import compare_logits
         from pipeline.models.logit_statistics import logit_statistics
 
-        of_drafter = logit_statistics(drafts[0], min(DRAFT_K, self._rows), self._temperature)
+        of_drafter = logit_statistics(drafts[0], min(DRAFT_K, self._vocab_size), self._temperature)
         found = logit_statistics(target, self._k, self._temperature)
         found |= {f"draft_{column}": values for column, values in of_drafter.items()}
         broken = (~(found["entropy"] + found["draft_entropy"]).isfinite()).nonzero()
@@ -231,7 +227,7 @@ class DraftsWorker:
         from pipeline.models.recorded_passes import can_record
 
         found: Json = {
-            "vocab_size": self._rows,
+            "vocab_size": self._vocab_size,
             "k": self._k,
             "certified_temperature": self._temperature,
             "sampled_temperature": self._sampled,

@@ -1,4 +1,4 @@
-"""Stage prompts: samples prompts of the wanted length from a data set.
+"""Stage prompts: samples prompts of the configured length from a data set.
 
 Run it with ``python -m pipeline stage=prompts``.
 """
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from pipeline.core.stage import Inputs, Out
     from pipeline.study import Study
 
-NAMED = 5  # excluded rows that are named, for each reason
+NAMED = 5  # excluded rows that are listed, for each reason
 REASONS = (
     *("no user message", "not a string", "empty", "id not a string or integer", "duplicate id"),
     *("too short", "too long"),
 )
-LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
+LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key that sets the limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptsRuntime(Runtime):
-    """Besides, the revision of the tokenizer, and where prompts come from."""
+    """The runtime of this stage."""
 
-    revision: str | None
-    prompts: Prompts
+    revision: str | None  # of the tokenizer
+    prompts: Prompts  # the configuration of the prompts
 
 
 def plan(study: Study) -> list[Task]:
-    """Return the planned prompts of each target, by its tokenizer, or the answers of a log."""
+    """Return a task for each target: prompts for its tokenizer, or the answers of its log."""
     config = study.config
     identities = study.identities
     prompts = config.prompts
     source = config.distributions.source
-    made: list[Task] = []
+    tasks: list[Task] = []
     for key, target in config.targets.items():
         if source == "logs":
             settings: Json = {"log": study.log_entries(key)}
@@ -68,12 +68,12 @@ def plan(study: Study) -> list[Task]:
         runtime = PromptsRuntime(
             **vars(study.runtime(target)), revision=target.revision, prompts=prompts
         )
-        made.append(Task(STAGE, config.study, settings, {}, runtime))
-    return made
+        tasks.append(Task(STAGE, config.study, settings, {}, runtime))
+    return tasks
 
 
 def compute(task: Task, _: Inputs, out: Out) -> None:
-    """Write a sample of a source, and note which rows it left out; or the rows of a log."""
+    """Sample prompts and write them, and note which rows were left out; or write those of a log."""
     if "log" in task.settings:
         write_log_rows(task, out)
         return
@@ -103,7 +103,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
 
 
 def write_log_rows(task: Task, out: Out) -> None:
-    """Write a row for each trajectory of an engine's log, without tokens."""
+    """Write a row for each answer in an engine's log; it has no prompt tokens or text."""
     path = local_file(task.runtime.path)
     log = read_log(path, 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": ""}
@@ -118,10 +118,16 @@ def write_log_rows(task: Task, out: Out) -> None:
 def sample(
     source: PromptRows, name: str, tokenizer: Any, wanted: Prompts
 ) -> tuple[list[Row], dict[str, Json]]:
-    """Choose the first `count` usable rows of a source in seeded order.
+    """Choose the first `count` usable rows of a source, in an order that the seed shuffles.
 
-    Lengths are counted after the tokenizer's chat template, where it is used. Returned are the
-    chosen rows; and, for each reason, how many rows were excluded, and the first ones.
+    A prompt's length includes the chat template.
+
+    Returns:
+        The chosen rows; and for each reason of exclusion, how many rows it excluded, and the first
+        of these.
+
+    Raises:
+        PipelineError: the source has too few usable rows.
     """
     chosen: dict[str, Row] = {}
     excluded: dict[str, list[Row]] = {}
@@ -165,7 +171,7 @@ def sample(
 
 
 def excluded_rows(excluded: Mapping[str, Json], wanted: Prompts) -> str:
-    """Return the number of rows excluded for each reason, with the first ones."""
+    """Say how many rows each reason excluded, and which were the first."""
     parts = []
     for reason, entry in excluded.items():
         rows = [str(row["source_row"]) for row in entry["first"]]

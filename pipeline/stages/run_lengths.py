@@ -1,4 +1,4 @@
-"""Stage run_lengths: certifiable run lengths of one target under all rules.
+"""Stage run_lengths: how many steps in a row are certified, for a target and all rules.
 
 Run it with ``python -m pipeline stage=run_lengths``.
 """
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target, with the run lengths under all rules."""
+    """Return a task for each target, for all rules."""
     settings = {"eps": study.config.run_lengths.eps, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, made.runtime.label, settings, {"certificates": made}, made.runtime)
-        for made in study.tasks["certificates"]
+        Task(STAGE, upstream.runtime.label, settings, {"certificates": upstream}, upstream.runtime)
+        for upstream in study.tasks["certificates"]
     ]
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
+    """Estimate the run lengths of each rule from its certificates."""
     import pandas as pd
 
     from analysis.statistics.run_lengths import run_lengths
     from pipeline.inputs.artifact_readers import resampled
 
-    above = task.inputs["certificates"]
+    upstream = task.inputs["certificates"]
     artifact = inputs["certificates"]
-    rules = rules_of(above.settings["rules"])
-    place = ["prompt_id", "position"]
-    steps = artifact.read(columns=place, rule=rules[0].label)  # the same under every rule
-    resamples = resampled(steps, above.inputs["distributions"], task.runtime.statistics)
+    rules = rules_of(upstream.settings["rules"])
+    columns = ["prompt_id", "position"]
+    steps = artifact.read(columns=columns, rule=rules[0].label)  # the same for every rule
+    resamples = resampled(steps, upstream.inputs["distributions"], task.runtime.statistics)
     frames = []
     for rule in rules:
         lower = numbers(artifact.read(columns=["lower"], rule=rule.label)["lower"])
@@ -49,7 +49,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """One row a rule and eps: the length a call of the target."""
+    """Return a row for each rule and eps: the certified length per target call."""
     from analysis.statistics.trajectories import CENSORED
 
     names = ["value", *interval_columns("value"), "prompts"]

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
-from analysis.certificates.closed_forms import closed_forms, compared_steps
+from analysis.certificates.closed_forms import closed_forms, compared_steps, rejected_levels
 from analysis.report.bounds_table import bounds_table
 from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
@@ -237,8 +237,9 @@ def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_
         assert asked.met == 1
         assert (asked.asks == "t = 1") == (eps > np.log(2))
         for at, rule in enumerate(rules):
-            lower, upper, *counts = (column[:, at] for column in found)
-            steps = compared_steps(dist, rule, (lower, upper), *counts)
+            lower, upper, active_size, accepted_count = (column[:, at] for column in found)
+            levels = rejected_levels(dist, rule, accepted_count)
+            steps = compared_steps((lower, upper), active_size, dist.top_probability, *levels)
             steps = steps.dropna(subset=["certificate", "b"])
             found_forms, conditions = closed_forms(rule, steps, eps)
             forms = {name: values for name, _, values in found_forms}

@@ -84,7 +84,10 @@ def least(p):
     found = {}
     for chosen, problem in PROBLEMS.items():
         with np.errstate(all="ignore"):  # where p is next to 0, q may end at -1e-9
-            problem.solve(solver=cvxpy.CLARABEL)
+            try:
+                problem.solve(solver=cvxpy.CLARABEL)
+            except UserWarning:  # rarely "Solution may be inaccurate": then with shorter steps
+                problem.solve(solver=cvxpy.CLARABEL, max_step_fraction=0.9)
         q = np.maximum(_q.value, 1e-12)
         found[chosen] = kl(p, q / q.sum())
     return found

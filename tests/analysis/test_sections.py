@@ -104,13 +104,13 @@ def test_methods_stand_with_what_a_call_costs_and_the_best_length():
     table = methods_table([advice], results(("A",)), of_target)
     cells = table.cells.iloc[0]
     assert cells["a call costs"] == "2.00 passes [1.90, 2.10]"
-    assert cells["best length here"] == "2 tokens: 1.30×"
+    assert cells["best length, predicted"] == "2 tokens: 1.30×"
     assert cells["if longer passes cost nothing"] == "1 token: 2.00×"
-    unknown = table.cells.iloc[1][["a call costs", "best length here"]]
+    unknown = table.cells.iloc[1][["a call costs", "best length, predicted"]]
     assert unknown.tolist() == ["–", "–"]  # nothing was predicted for look-up
     of_target = {"A": predicted([1.0, 0.9, 0.8])}
     none = methods_table([advice], results(("A",)), of_target).cells.iloc[0]
-    assert none["best length here"] == "none pays"
+    assert none["best length, predicted"] == "none pays"
 
 
 def test_relaxed_rules_are_predicted_at_the_length_of_the_lossless_method():

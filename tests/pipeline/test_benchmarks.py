@@ -41,7 +41,7 @@ def test_all_that_a_gpu_is_checked_and_timed_for_runs_in_small_shapes(
 @pytest.mark.parametrize("check", ["recorded passes, float32", "verification"])
 def test_a_check_that_fails_says_so(check, monkeypatch):
     device = gpu.torch.device("cpu")
-    monkeypatch.setattr(gpu.verification, "tested", broken_test)
+    monkeypatch.setattr(gpu.verification, "outcomes_at_all_nodes", broken_test)
     monkeypatch.setattr(gpu.recorded_passes.PassRecorder, "run", broken_run)
     with pytest.raises(AssertionError):
         gpu.CHECKS[check](device)

@@ -321,7 +321,7 @@ def test_texts_that_are_read_together_are_read_as_each_alone(tmp_path, monkeypat
     if kind != "model":
         drafter = heads.random_head(TARGET, torch.arange(0, VOCAB, 2) if "red" in kind else None)
     alone = made(tmp_path / "alone", monkeypatch, drafter, temperature=0.5)
-    monkeypatch.setitem(drafts_stage.TOGETHER, "cpu", together)
+    monkeypatch.setitem(drafts_stage.BATCH_TEXTS, "cpu", together)
     with monkeypatch.context() as change:
         read = []
         plainly = pairs.read_pairs

@@ -16,7 +16,7 @@ HEAD = SimpleNamespace(head={"layers": [1]})
     ("models", "match", "of_model", "of_lookup"),
     [
         ([MODEL], "earliest", "vLLM, llama.cpp", "vLLM (ngram)"),  # look-up alone is timed
-        ([MODEL, MODEL], "latest", "vLLM, llama.cpp", "vLLM, llama.cpp, by other matches"),
+        ([MODEL, MODEL], "latest", "vLLM, llama.cpp", "vLLM, llama.cpp (n-gram; matches differ)"),
         ([MODEL, HEAD], "earliest", "vLLM (eagle3)", "vLLM (ngram)"),
     ],
 )

@@ -23,7 +23,7 @@ from pipeline.inputs.identity import Identities
 from pipeline.models.eagle3.drafter import teacher_forced_outputs
 from pipeline.models.eagle3.loading import LAYERS, load_head
 from pipeline.models.loading import load_model, wrap
-from pipeline.models.products import MOST_ROWS
+from pipeline.models.products import MAX_ROWS
 from tests.pipeline import heads, tiny
 from tests.pipeline.decoding.pair import PROMPTS, V, plain_greedy
 from tests.pipeline.heads import IDS, random_weights, reference, reference_logits, states_of, write
@@ -320,7 +320,7 @@ def test_states_are_those_between_the_layers(config, norm):
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     module.get_submodule(norm).weight.data.uniform_(0.5, 2)
-    ids = torch.arange(MOST_ROWS + 1)[None]  # of which products are torch's own
+    ids = torch.arange(MAX_ROWS + 1)[None]  # of which products are torch's own
     plain = module(input_ids=ids, output_hidden_states=True).hidden_states
     model = wrap(module, "any", torch.device("cpu"))
     states = model.forward(ids, model.new_cache(ids.shape[1]), layers=(4, 0, 2))[1]

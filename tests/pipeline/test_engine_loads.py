@@ -10,9 +10,11 @@ import pytest
 
 from analysis.decoding.draft_length import expected_tokens
 from analysis.statistics.bootstrap import Resampling
+from conf.schema import WhatIf
 from pipeline import engine
 from pipeline.engines.comparison import compare
 from pipeline.engines.runs import read_run, run_files
+from pipeline.engines.schedule import what_if
 from pipeline.engines.speed_by_load import (
     compare_by_load,
     costs_at,
@@ -260,6 +262,15 @@ def test_what_if_takes_the_costs_seen(tmp_path, capsys):
     said = screen.splitlines()[-1]
     assert said.startswith("no drafts")
     assert "0.91 times, predicted" in said
+
+
+@pytest.mark.parametrize(("requests", "sure"), [(1, True), (4, True), (16, True), (17, False)])
+def test_a_load_beyond_the_measured_ones_is_not_sure(requests, sure, tmp_path):
+    """Costs of loads 1 and 16 tell of the loads between, and of no other."""
+    loads, _ = loads_of(grid(tmp_path, {1: 1.2, 16: 1.3}))
+    said = what_if(loads, WhatIf(acceptance=0.9, concurrent=requests))[-1]
+    assert ("not sure" in said) != sure
+    assert "drafts of 3" in said
 
 
 @pytest.mark.parametrize(("acceptance", "sure"), [(0.31, False), (0.33, True)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeline.models import products
-from pipeline.models.products import MOST_ROWS, FewRowsLinear, use_fast_products
+from pipeline.models.products import MAX_ROWS, FewRowsLinear, use_fast_products
 
 UNIT = 2.0**-24  # of rounding in float32
 
@@ -17,7 +17,7 @@ def processor(tmp_path, monkeypatch):
         products.weight_first.cache_clear()
         (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\n")
 
-    monkeypatch.setattr(products, "PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(products, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     yield of
     products.weight_first.cache_clear()
@@ -29,7 +29,7 @@ def linear(bias=False, dtype=torch.float32):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1,), (1, 1), (1, 3), (5, 1), (2, 0), (2, 3), (1, MOST_ROWS), (1, MOST_ROWS + 1)]
+    "shape", [(1,), (1, 1), (1, 3), (5, 1), (2, 0), (2, 3), (1, MAX_ROWS), (1, MAX_ROWS + 1)]
 )
 def test_as_exact_as_the_sums_allow(shape, bias, processor):
     """A sum of d products in float32, in any order, is off by at most d units of their sizes."""
@@ -64,7 +64,7 @@ def multiplied(monkeypatch, layer, rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "first"), [(1, [(40, 96)]), (MOST_ROWS, [(40, 96)]), (MOST_ROWS + 1, [])]
+    ("rows", "first"), [(1, [(40, 96)]), (MAX_ROWS, [(40, 96)]), (MAX_ROWS + 1, [])]
 )
 def test_the_weight_comes_first_for_few_rows(rows, first, processor, monkeypatch):
     processor("AuthenticAMD")
@@ -93,5 +93,5 @@ def test_without_mkl_or_linux_torchs_product_stays(lacking, processor, monkeypat
     if lacking == "mkl":
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     else:
-        products.PROCESSORS.unlink()
+        products.CPUINFO.unlink()
     assert not products.weight_first()

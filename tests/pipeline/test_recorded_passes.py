@@ -13,7 +13,7 @@ from pipeline.models import recorded_passes
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import wrap
-from pipeline.models.recorded_passes import COLUMNS, MOST_TOKENS, can_record
+from pipeline.models.recorded_passes import COLUMNS, MAX_TOKENS, can_record
 from tests.pipeline.tiny import random_model
 
 V = 40
@@ -47,12 +47,12 @@ def growing(monkeypatch, work):
 
 def steps(model, prompt, more):
     """Logits after a prompt and then after passes over the tokens of `more`."""
-    session = KVSession(model, len(prompt) + sum(map(len, more)), drafts=True)
+    session = KVSession(model, len(prompt) + sum(map(len, more)), rolls_back=True)
     logits = [session.prefill(torch.tensor([prompt]))]
     return [*logits, *(session.append(torch.tensor([ids])) for ids in more)]
 
 
-@pytest.mark.parametrize("size", [1, MOST_TOKENS, MOST_TOKENS + 1])
+@pytest.mark.parametrize("size", [1, MAX_TOKENS, MAX_TOKENS + 1])
 @torch.inference_mode()
 def test_passes_equal_those_of_a_growing_cache(size, model, monkeypatch):
     more = [[3] * size, [5, 7], [9] * size, [1]]
@@ -73,14 +73,14 @@ def test_buffers_end_where_texts_may(used, model, monkeypatch):
 
 @torch.inference_mode()
 def test_the_next_text_has_the_buffers_of_the_last(model):
-    first = KVSession(model, 20, drafts=True)
+    first = KVSession(model, 20, rolls_back=True)
     first.prefill(torch.tensor([[1, 2, 3]]))
     wanted = first.append(torch.tensor([[4]]))
     buffers = [layer.keys.data_ptr() for layer in first.cache.layers]
     first.cache.layers[0]._buffers[0].fill_(math.nan)  # as of a text whose states overflowed
     del first
     gc.collect()
-    second = KVSession(model, 30, drafts=True)
+    second = KVSession(model, 30, rolls_back=True)
     second.prefill(torch.tensor([[1, 2, 3]]))
     torch.testing.assert_close(second.append(torch.tensor([[4]])), wanted, rtol=0, atol=0)
     assert [layer.keys.data_ptr() for layer in second.cache.layers] == buffers
@@ -89,7 +89,7 @@ def test_the_next_text_has_the_buffers_of_the_last(model):
 @torch.inference_mode()
 def test_a_shorter_text_takes_larger_buffers_and_a_longer_one_replaces_them(model):
     def pointers(capacity):
-        session = KVSession(model, capacity, drafts=True)
+        session = KVSession(model, capacity, rolls_back=True)
         session.prefill(torch.tensor([[1, 2, 3]]))
         return [layer.keys.data_ptr() for layer in session.cache.layers], session._recorder
 
@@ -117,23 +117,23 @@ def test_buffers_for_which_memory_did_not_suffice_are_not_used_again(model, monk
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "new_empty", short)
         with pytest.raises(torch.OutOfMemoryError):
-            KVSession(model, 20, drafts=True).prefill(torch.tensor([[1, 2, 3]]))
+            KVSession(model, 20, rolls_back=True).prefill(torch.tensor([[1, 2, 3]]))
     gc.collect()
-    session = KVSession(model, 20, drafts=True)
+    session = KVSession(model, 20, rolls_back=True)
     session.prefill(torch.tensor([[1, 2, 3]]))
     assert session.append(torch.tensor([[4]])).isfinite().all()
 
 
 @torch.inference_mode()
 def test_a_copy_of_nothing_read_is_empty(model):
-    copied = KVSession(model, 20, drafts=True).copy(())
+    copied = KVSession(model, 20, rolls_back=True).copy(())
     assert copied.prefill(torch.tensor([[1, 2, 3]])).isfinite().all()
 
 
 @torch.inference_mode()
 def test_two_texts_at_once_have_buffers_of_their_own(model):
-    one = KVSession(model, 20, drafts=True)
-    other = KVSession(model, 20, drafts=True)
+    one = KVSession(model, 20, rolls_back=True)
+    other = KVSession(model, 20, rolls_back=True)
     one.prefill(torch.tensor([[1, 2, 3]]))
     wanted = one.copy(()).append(torch.tensor([[4]]))
     other.prefill(torch.tensor([[9, 8, 7]]))
@@ -143,7 +143,7 @@ def test_two_texts_at_once_have_buffers_of_their_own(model):
 
 @torch.inference_mode()
 def test_a_copy_goes_its_own_way(model):
-    read = KVSession(model, 20, drafts=True)
+    read = KVSession(model, 20, rolls_back=True)
     read.prefill(torch.tensor([[1, 2, 3]]))
     read.append(torch.tensor([[4]]))
     copied = read.copy(())
@@ -191,7 +191,7 @@ def test_windows_and_experts_run_eagerly(config, recorded):
     model = of(config)
     assert can_record(model) == recorded
     with torch.inference_mode():
-        session = KVSession(model, 12, drafts=True)
+        session = KVSession(model, 12, rolls_back=True)
         session.prefill(torch.tensor([[1, 2, 3]]))
         assert session.append(torch.tensor([[4]])).isfinite().all()
     assert (session._recorder is not None) == recorded
@@ -204,13 +204,13 @@ def test_a_cpu_keeps_its_growing_cache(model, monkeypatch):
 
 @torch.inference_mode()
 def test_a_copy_of_a_model_has_recordings_of_its_own(model):
-    session = KVSession(model, 20, drafts=True)
+    session = KVSession(model, 20, rolls_back=True)
     session.prefill(torch.tensor([[1, 2, 3]]))
     wanted = session.append(torch.tensor([[4]]))
     del session
     gc.collect()
     changed = replace(model, module=copy.deepcopy(model.module))
     changed.module.lm_head.register_forward_hook(lambda _, __, out: out + 1)
-    session = KVSession(changed, 20, drafts=True)
+    session = KVSession(changed, 20, rolls_back=True)
     session.prefill(torch.tensor([[1, 2, 3]]))
     torch.testing.assert_close(session.append(torch.tensor([[4]])), wanted + 1, **CLOSE)

@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
+from analysis.acceptance import judgement
 from analysis.acceptance.judgement import judge
 from analysis.acceptance.parameter_range import build_range
 from analysis.acceptance.solve import Goal, solve, solve_accepted, solve_all
 from analysis.rules import StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
+from pipeline.core.stage import Out
 from pipeline.inputs import artifact_readers as stored
+from pipeline.stages import acceptance
 from pipeline.stages.report import inputs as report_inputs
 from pipeline.stages.report.inputs import ByRule, read_content
 from pipeline.study import Study
@@ -114,12 +118,39 @@ def test_what_is_stored_by_rule_is_read_when_asked_and_the_last_are_held(monkeyp
     assert by_rule.get("another") is None
 
 
+def test_acceptance_judges_rules_a_few_at_a_time(study, monkeypatch, tmp_path):
+    [task, *_] = study.tasks["acceptance"]
+    found = {name: study.store.find(of) for name, of in task.inputs.items()}
+    together = []
+    monkeypatch.setattr(
+        judgement, "judge", lambda steps, rules: together.append(len(rules)) or judge(steps, rules)
+    )
+    metadata = {}
+    rules = 1 + len(task.settings["rules"])  # strict greedy, too
+    step = len(stored.read_steps(found["drafts"])) * (
+        acceptance.ENDS_BYTES + acceptance.FLAGS_BYTES
+    )
+    for at_once, held in {rules: rules * step, 2: 3 * step - 1, 1: 0}.items():
+        monkeypatch.setattr(acceptance, "HELD", held)
+        out = Out(acceptance.STAGE, tmp_path / str(at_once), tmp_path / "shards")
+        acceptance.compute(task, found, out)
+        assert max(together) <= at_once
+        assert (len(together) == 1) == (at_once == rules)
+        together.clear()
+        metadata[at_once] = out.metadata
+    assert metadata[1] == metadata[2] == metadata[rules]
+    for file in acceptance.STAGE.tables:
+        first, *others = (pq.read_table(tmp_path / str(of) / f"{file}.parquet") for of in metadata)
+        assert first.num_rows
+        assert all(map(first.equals, others)), file
+
+
 def test_the_report_compares_rules_a_few_at_a_time(study, monkeypatch):
     [task] = study.tasks["report"]
     made = read_content(task, {name: study.store.find(of) for name, of in task.inputs.items()})
     target, source = made.targets[0], made.sources[0]
     together = dict(report_inputs.comparisons(target, source))
-    monkeypatch.setattr(report_inputs, "COMPARED", 0)
+    monkeypatch.setattr(report_inputs, "LEVELS", 0)
     for rule, frame in report_inputs.comparisons(target, source):
         pd.testing.assert_frame_equal(frame, together.pop(rule))
     assert not together

@@ -14,6 +14,7 @@ from analysis.certificates.certify import certify
 from analysis.report.sweep_figure import MAX_LINES, sweep_figure
 from analysis.rules import Additive, Mars, TopMAdditive
 from pipeline.core import sweeps
+from pipeline.core.printed_tables import print_table, summary_rows, write_rows
 from pipeline.core.store import Store
 from pipeline.inputs import artifact_readers as stored
 from pipeline.stages.report import summary
@@ -27,17 +28,17 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
 ):
     study = Study(*small_study.overrides)
     certified, lengths = (
-        sweeps.summary_rows(study.tasks[name], [study.artifact(name, at) for at in study.targets])
+        summary_rows(study.tasks[name], [study.artifact(name, at) for at in study.targets])
         for name in ("certificates", "run_lengths")
     )
-    sweeps.print_table(certified)
+    print_table(certified)
     printed = capsys.readouterr().out
     row = certified[1]
     interval = f"[{row['mean_ci_low']:.4g}, {row['mean_ci_high']:.4g}]"
     assert f" {row['mean']:.4g} {interval} " in printed.splitlines()[2]
     assert "from 6 prompts, fewer than 30" in printed
     assert any(row["censored"] for row in lengths)
-    sweeps.print_table(lengths)
+    print_table(lengths)
     for line, row in zip(capsys.readouterr().out.splitlines()[1:], lengths, strict=False):
         assert ("≥" in line) == (row["censored"] and np.isfinite(row["value"]))
         assert f"≥ {row['value']:.4g}" in line or not row["censored"]
@@ -70,7 +71,7 @@ def test_a_list_of_values_in_a_single_run_is_a_sweep(tmp_path, capsys):
     rows = [{"target": "T", "rule": rule.label, "mean": 0.1 * at} for at, rule in enumerate(rules)]
     key = "criteria.additive.t"
     words = ["study=mini", f"+{key}=[0.01, 0.2,0.1]", "criteria.m=[2]"]
-    sweeps.publish_listed(words, "certificates", rules, rows, tmp_path)
+    sweeps.publish_list_values(words, "certificates", rules, rows, tmp_path)
     (place,) = (tmp_path / "sweeps").iterdir()
     table = pd.read_csv(place / f"certificates_by_{key}.csv")
     assert table[key].tolist() == [0.01, 0.2, 0.1]  # MARS has none
@@ -78,7 +79,7 @@ def test_a_list_of_values_in_a_single_run_is_a_sweep(tmp_path, capsys):
     assert {path.suffix for path in place.iterdir()} == {".csv", ".parquet", ".pdf", ".png"}
     assert f"certificates_by_{key}.csv, .parquet, .pdf, .png" in capsys.readouterr().out
     for words in (["criteria.t=[0.01]"], ["criteria.t=0.1"], ["criteria.alpha=[0.1,0.2]"], []):
-        sweeps.publish_listed(words, "certificates", rules, rows, tmp_path / "none")
+        sweeps.publish_list_values(words, "certificates", rules, rows, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -159,10 +160,10 @@ def test_points_of_the_users_own_stay(tmp_path):
     (used / "0/point.json.tmp").symlink_to(own / "0/point.json")
     point(used, 0, ["criteria.t=0.5"], [{"target": "large", "mean": 0.1}])
     sweeps.collect(used)
-    sweeps.write_rows([{"t": 1}], used / "rows.csv")
+    write_rows([{"t": 1}], used / "rows.csv")
     (used / "rows.csv").unlink()
     (used / "rows.csv").symlink_to(own / "0/point.json")
-    sweeps.write_rows([{"t": 1}], used / "rows.csv")
+    write_rows([{"t": 1}], used / "rows.csv")
     assert (own / "0/point.json").read_text() == text
     assert pd.read_parquet(used / f"{name}.parquet")["criteria.t"].tolist() == [0.5]
 

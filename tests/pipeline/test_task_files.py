@@ -92,7 +92,7 @@ def test_data_sets_are_looked_for_in_the_working_directory_too(tmp_path, monkeyp
     ],
 )
 def test_what_can_t_be_followed_is_refused(text, said, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.inputs.task_files.MOST_FILES", 3)
+    monkeypatch.setattr("pipeline.inputs.task_files.MAX_FILES", 3)
     (tmp_path / "many").mkdir()
     for number in range(4):
         (tmp_path / "many" / str(number)).touch()

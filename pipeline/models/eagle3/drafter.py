@@ -1,9 +1,9 @@
-"""A head on its target as a drafter: one decoder layer, after EAGLE-3, and passes with a cache.
+"""An EAGLE-3 head (arXiv 2503.01840): a layer that drafts from the target's hidden states.
 
-The entry of token t is made of its embedding and of the target's hidden states after token t - 1;
-what comes out predicts token t + 1. Hidden states of drafted tokens are not known yet: the layer's
-own output stands in their place. At depth d of a draft, d - 1 of the tokens are drafted. Weights
-are named as in published EAGLE-3 checkpoints (arXiv 2503.01840).
+The head's input at token t is the embedding of t beside the target's hidden states after token
+t - 1; its output predicts token t + 1. The target has not read drafted tokens yet, so for them the
+head's own output of the step before replaces the hidden states. At depth d of a draft this holds
+for d - 1 tokens. Weights are named as in published checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """The projections of an attention over twice the width: an embedding and a hidden state."""
+    """Projections of an attention whose input is an embedding beside a hidden state (2 d)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         """Make random weights."""
@@ -45,8 +45,8 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A decoder layer whose attention reads an embedding beside the hidden state.
 
-    With `norm_before_residual` the output is added to the normed hidden state, as speculators'
-    heads are trained, else to the hidden state itself.
+    The residual connection starts from the hidden state; with `norm_before_residual`, as in heads
+    of speculators, from the normed one.
     """
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool = False) -> None:
@@ -81,15 +81,15 @@ class Layer(nn.Module):
         if self.norm_before_residual:
             hidden = self.hidden_norm(hidden)
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
-        made: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return made
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 class Eagle3Module(nn.Module):
     """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
 
     def __init__(self, shape: Mapping[str, Any], layers: int, fc_norm: bool) -> None:
-        """Make random weights; `layers` hidden states are read, each normed with `fc_norm`."""
+        """Make random weights. `layers` hidden states are read, each with a norm if `fc_norm`."""
         super().__init__()
         config = LlamaConfig(**shape)
         width = config.hidden_size
@@ -102,7 +102,7 @@ class Eagle3Module(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """Return (B, n, d) from the target's hidden states (B, n, layers, d)."""
+        """Project the target's hidden states (B, n, layers, d) to features (B, n, d)."""
         if self.fc_norm:
             states = zip(self.fc_norm, hidden.unbind(2), strict=True)
             hidden = torch.stack([norm(state) for norm, state in states], 2)
@@ -118,22 +118,30 @@ class Eagle3Module(nn.Module):
 def teacher_forced_outputs(
     head: Eagle3Module, embedded: Tensor, hidden: Tensor, depth: int, padding: Tensor | None = None
 ) -> list[Tensor]:
-    """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
+    """Run the head over texts as if every token were drafted at each depth of a draft.
 
-    At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
-    own draft at depths 2 to d. The first token has no entry, so what the first d tokens give at
-    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, the target's hidden
-    states (B, n, layers, d) after each, and the columns of `padding` (B,) before each text, None
-    for none.
+    At depth d a token attends to the text before its draft as read at depth 1, and to the d - 1
+    drafted tokens as read at depths 2 to d. The first token has no input, so the outputs of the
+    first d tokens at depth d are meaningless.
+
+    Args:
+        head: the head.
+        embedded: (B, n, d) embeddings of the tokens.
+        hidden: (B, n, layers, d) the target's hidden states after each token.
+        depth: how many depths.
+        padding: (B,) columns before each text; None for none.
+
+    Returns:
+        The outputs (B, n, d) at depths 1 to `depth`.
     """
     n = embedded.shape[1]
     column = torch.arange(n, device=embedded.device)
-    at = column[None]  # (B or 1, n) of each token in its text
+    position = column[None]  # (B or 1, n) of each token in its text; of padding negative
     if padding is not None:
-        at = column - padding[:, None]
-        hidden = hidden.masked_fill((at < 0)[:, :, None, None], 0)  # they may be NaN
-    rotation = head.rotation(at.clamp(min=0), embedded)
-    features = head.fuse(pad(hidden[:, :-1], (0, 0, 0, 0, 1, 0)))  # of the token before
+        position = column - padding[:, None]
+        hidden = hidden.masked_fill((position < 0)[:, :, None, None], 0)  # they may be NaN
+    rotation = head.rotation(position.clamp(min=0), embedded)
+    features = head.fuse(pad(hidden[:, :-1], (0, 0, 0, 0, 1, 0)))  # those of the token before
     keys = list[Tensor]()
     values = list[Tensor]()
     outputs = list[Tensor]()
@@ -143,10 +151,11 @@ def teacher_forced_outputs(
         keys.append(k.repeat_interleave(groups, 1))
         values.append(v.repeat_interleave(groups, 1))
         q = q * q.shape[-1] ** -0.5
-        seen = (at >= 1)[:, None] & (column <= column[:, None] - d)
-        seen |= (at < 1)[:, :, None] & (column == column[:, None])  # nothing to see would be NaN
+        seen = (position >= 1)[:, None] & (column <= column[:, None] - d)
+        # a token without input sees itself: a softmax over nothing would give NaN
+        seen |= (position < 1)[:, :, None] & (column == column[:, None])
         scores = [(q @ keys[0].transpose(2, 3)).masked_fill(~seen[:, None], -torch.inf)]
-        draft = range(1, d + 1)  # the depths of its own draft
+        draft = range(1, d + 1)  # depths, from 0, of the tokens of its own draft
         scores += [(q * _earlier(keys[j], d - j)).sum(-1, keepdim=True) for j in draft]
         weights = torch.cat(scores, -1).softmax(-1)
         attended = weights[..., :n] @ values[0]
@@ -167,12 +176,12 @@ class Eagle3Drafter:
 
     target: LanguageModel  # the model whose hidden states it reads
     head: Eagle3Module  # the weights
-    projection: nn.Module  # gives logits of the tokens that can be drafted
-    layers: tuple[int, ...]  # after how many of the target's layers it reads a hidden state
+    projection: nn.Module  # the logits of the tokens that it can draft
+    layers: tuple[int, ...]  # which of the target's hidden states: those after so many layers
     label: str  # as printed
-    drafted: Tensor | None  # (n,) ids of the tokens that can be drafted; None is all
-    vocab_size: int  # the length of a row of logits, as the target's
-    embedding: nn.Module | None = None  # of tokens; None is the target's
+    drafted: Tensor | None  # (n,) ids of the tokens that it can draft; None: all
+    vocab_size: int  # logits per position, as the target's
+    embedding: nn.Module | None = None  # None: the target's
 
     @property
     def device(self) -> torch.device:
@@ -181,7 +190,7 @@ class Eagle3Drafter:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its outputs and attention."""
+        """The dtype of its outputs and attention."""
         return self.head.fc.weight.dtype
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -191,7 +200,7 @@ class Eagle3Drafter:
         return embedded
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits (..., V) of the head's outputs (..., d); -inf where nothing is drafted."""
+        """Return logits (..., V) of outputs (..., d); -inf for tokens that it can't draft."""
         given: Tensor = self.projection(self.head.norm(outputs))
         if self.drafted is None:
             return given[..., : self.vocab_size]
@@ -199,10 +208,10 @@ class Eagle3Drafter:
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
 
     def completed(self, outputs: Tensor, logits: Tensor) -> Tensor | None:
-        """Return logits (..., V) of a q' that keeps those of the drafted tokens and has the rest.
+        """Return logits (..., V) of a q' that extends q to the whole vocabulary.
 
-        The target's projection of the head's outputs (..., d) gives the rest. None where all tokens
-        can be drafted.
+        For tokens that the head can't draft they are the target's output projection of the head's
+        outputs (..., d). None if the head can draft all tokens.
         """
         if self.drafted is None:
             return None
@@ -211,7 +220,7 @@ class Eagle3Drafter:
         return torch.where(logits == -torch.inf, rest, logits)
 
     def new_cache(self, capacity: int) -> DynamicCache:
-        """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
+        """Return an empty cache for `capacity` tokens; its first column belongs to token 1."""
         return new_cache(None, capacity)
 
     def forward(
@@ -222,10 +231,10 @@ class Eagle3Drafter:
         positions: Tensor | None = None,
         *,
         keep: int = 0,
-        layers: Sequence[int] = (),  # noqa: ARG002 of language models
+        layers: Sequence[int] = (),  # noqa: ARG002 (only language models read them)
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after the last of `ids`, and the outputs: `LanguageModel.forward`."""
+        """Return logits after the last of `ids`, and all outputs; see `LanguageModel.forward`."""
         assert features is not None
         layer = self.head.midlayer
         if positions is None:
@@ -242,17 +251,17 @@ class Eagle3Drafter:
         return self.logits(outputs[:, -keep:]), outputs
 
     def memory_bytes(self) -> int:
-        """Bytes of its own weights, and of the rows of the projection that it reads."""
+        """Return the bytes of all its weights, the projection's included."""
         parts = [part for part in (self.head, self.projection, self.embedding) if part is not None]
         return sum(weight.nbytes for part in parts for weight in part.parameters())
 
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
+        """Return the bytes of keys and values of one token."""
         keys = self.head.midlayer.self_attn.k_proj
         return 2 * keys.out_features * keys.weight.element_size()
 
 
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
-    """Return a projection that computes in the precision of the one of `target`."""
+    """Return the projection `rows`, in the precision of the target's output projection."""
     given = target.module.get_output_embeddings()
     return LMHead(rows, given.dtype) if isinstance(given, LMHead) else rows.to(target.module.dtype)

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: their files, and whether one fits its target.
+"""Loads EAGLE-3 heads, and checks that they fit their target.
 
 The layout is EAGLE's own (`eagle/model/cnets.py` of SafeAILab/EAGLE, arXiv 2503.01840), which vLLM
 reads too (`vllm/model_executor/models/llama_eagle3.py`): the config.json of a Llama of one layer
@@ -33,21 +33,21 @@ from pipeline.models.eagle3.drafter import Eagle3Drafter, Eagle3Module, like_tar
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.models.products import use_fast_products
 
-SPECULATORS = "speculators_model_type"  # key of a config.json in the format of vLLM's speculators
-SHAPE = "transformer_layer_config"  # there, the configuration of the layer
+SPECULATORS = "speculators_model_type"  # a key that shows the format of vLLM's speculators
+SHAPE = "transformer_layer_config"  # in that format, the configuration of the layer
 RESIDUAL = "norm_before_residual"
-# what stands beside it, of which vLLM's vllm/transformers_utils/configs/speculators/algos.py knows
+# keys beside SHAPE; vLLM reads them in vllm/transformers_utils/configs/speculators/algos.py
 BESIDE_SHAPE = (SPECULATORS, "draft_vocab_size", RESIDUAL, "norm_before_fc", "fc_norm",
                 "norm_output", "eagle_aux_hidden_state_layer_ids")  # fmt: skip
-OTHERS = {"dflash": "DFlash", "mtp": "MTP", "medusa": "Medusa", "peagle": "P-EAGLE"}  # not read
+OTHERS = {"dflash": "DFlash", "mtp": "MTP", "medusa": "Medusa", "peagle": "P-EAGLE"}  # refused
 SEVERAL = re.compile(r"layers\.[1-9]\d*\.")  # weights of a second layer
 VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies of the target's
 PROJECTION = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
-OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
-TARGETS = "t2d"
+OFFSETS = "d2t"  # of each drafted token, its id in the target's vocabulary minus its index
+TARGETS = "t2d"  # flags over the target's vocabulary: which tokens can be drafted
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-UNREAD = ("norm_before_fc", "norm_output")  # norms that vLLM knows, too
+UNREAD = ("norm_before_fc", "norm_output")  # refused: norms that vLLM supports
 OTHER = "take a drafter that was trained for this target"
 Weights = dict[str, Tensor]
 
@@ -80,10 +80,14 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> Eagle3Drafter:
 def check_head(
     spec: ModelSpec, target: LanguageModel
 ) -> tuple[dict[str, Any], tuple[int, ...], Weights]:
-    """Check that a head can draft for `target`, loaded or without weights.
+    """Check that a head can draft for `target`, which may be loaded without weights.
 
     Returns:
-        Its config.json, after how many of the target's layers it reads a hidden state, its weights.
+        The head's config.json; which of the target's hidden states it reads, as numbers of layers
+        before them; and its weights.
+
+    Raises:
+        PipelineError: its files can't be read, or do not fit the target.
     """
     key = spec.key
     path = spec.settings.path
@@ -145,7 +149,7 @@ def check_head(
 
 
 def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
-    """Return the entries of a head's config.json; those that are null are left out."""
+    """Return the entries of a head's config.json in EAGLE's layout, without those that are null."""
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = {name: value for name, value in read.items() if value is not None}
@@ -178,18 +182,18 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _of_speculators(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a config.json of speculators as EAGLE's own layout has them."""
+    """Convert a config.json of speculators to EAGLE's layout."""
     if RESIDUAL not in config:  # vLLM takes true, speculators false
         raise ValueError(f"{RESIDUAL} is not given, and its default depends on the engine: add it")
     shape = {"model_type": "llama"} | config[SHAPE]
-    whole = LlamaConfig(**shape).to_dict() | shape  # default values are not in the file
-    return whole | {name: config[name] for name in BESIDE_SHAPE if name in config}
+    with_defaults = LlamaConfig(**shape).to_dict() | shape
+    return with_defaults | {name: config[name] for name in BESIDE_SHAPE if name in config}
 
 
 def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> tuple[int, ...]:
-    """Return after how many of the target's layers a head reads a hidden state."""
-    # vLLM counts the layers before a state, SpecForge and SGLang name the layer that gives it, one
-    # less. The defaults of either tell them apart, and so does an id that only counting reaches.
+    """Return which of the target's hidden states a head reads, as numbers of layers before them."""
+    # vLLM counts the layers before a state. SpecForge and SGLang give the index of the layer that
+    # outputs it, one less. Their defaults differ, and only a count can equal the number of layers.
     assert spec.head is not None
     depth = target.module.config.get_text_config().num_hidden_layers
     after = (2, depth // 2, depth - 3)
@@ -223,7 +227,7 @@ def _weights(folder: Path) -> Weights:
 
 
 def _names_tokens(weights: Weights, size: int) -> bool:
-    """Whether d2t names increasing ids of a vocabulary, and t2d the same ones."""
+    """Whether d2t gives increasing ids of a vocabulary, and t2d marks the same ids."""
     ids = _drafted(weights)
     inside = bool(ids.min() >= 0) and bool(ids.max() < size) and bool((ids.diff() > 0).all())
     marked = TARGETS not in weights or torch.equal(weights[TARGETS].nonzero()[:, 0], ids)

@@ -1,4 +1,4 @@
-"""Stage report: tables, figures and one page that shows them.
+"""Stage report: tables, figures, and a page that shows them.
 
 Run it with ``python -m pipeline stage=report``.
 """
@@ -33,7 +33,7 @@ UPSTREAM = (
 
 
 def check(study: Study) -> None:
-    """Check that a report can tell the targets apart by their printed names."""
+    """Check that all targets have different printed names."""
     labels = [target.label for target in study.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -43,15 +43,16 @@ def check(study: Study) -> None:
 
 
 def plan(study: Study) -> list[Task]:
-    """Return the planned report; its inputs are named STAGE/TARGET, printed names are settings."""
+    """Return the task of the report; its inputs are named STAGE/TARGET."""
     config = study.config
-    # right answers are shown whatever machine they were timed on: see `taken`
-    answered = [
-        task if study.made(task) else replace(task, asked=None) for task in study.tasks["accuracy"]
+    # accuracy is shown even if it was timed on another machine than the one asked for
+    accuracy = [
+        task if study.is_made(task) else replace(task, asked=None)
+        for task in study.tasks["accuracy"]
     ]
-    # scoring answers takes hours, so it is not started for the report's sake
-    has_accuracy = bool(answered) and all(map(study.made, answered))
-    taken = {
+    # scoring answers takes hours, so a report only shows accuracy that is there already
+    has_accuracy = bool(accuracy) and all(map(study.is_made, accuracy))
+    shown = {
         **dict.fromkeys(UPSTREAM, True),
         "decoding": config.decoding.report,
         "accuracy": has_accuracy,
@@ -69,9 +70,9 @@ def plan(study: Study) -> list[Task]:
     inputs = {
         f"{name}/{target}": task
         for name in UPSTREAM
-        if taken[name] and study.tasks[name]
+        if shown[name] and study.tasks[name]
         for target, task in zip(
-            config.targets, answered if name == "accuracy" else study.tasks[name], strict=True
+            config.targets, accuracy if name == "accuracy" else study.tasks[name], strict=True
         )
     }
     runtime = study.runtime(next(iter(config.targets.values())))
@@ -80,18 +81,18 @@ def plan(study: Study) -> list[Task]:
 
 
 def _note(config: Config) -> str | None:
-    """Return the sentence at the head of the page; of embedded models, what they are for."""
+    """Return the note at the top of the page; for embedded models, that they are only examples."""
     embedded = all(Path(target.path).is_relative_to(ASSETS) for target in config.targets.values())
     return config.note or (OF_EMBEDDED if embedded else None)
 
 
 def write_report(task: Task, inputs: Inputs, out: Out) -> None:
-    """Write all tables, figures and pages."""
+    """Write all tables, figures and the page."""
     from pipeline.models.kept import release_models
-    from pipeline.stages.report.sections import compute
+    from pipeline.stages.report.sections import write_sections
 
     release_models()
-    compute(task, inputs, out)
+    write_sections(task, inputs, out)
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
@@ -136,7 +137,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=54,
+    version=58,
     upstream=UPSTREAM,
     tables={},
     plan=plan,

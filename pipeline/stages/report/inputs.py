@@ -1,4 +1,4 @@
-"""Inputs of the report: what the stages computed of every target, as frames and arrays of steps."""
+"""Reads the artifacts that a report is made from, and computes its statistics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from analysis.acceptance.target_statistics import (
     part_statistics,
     top_statistics,
 )
-from analysis.certificates.closed_forms import compared_steps
+from analysis.certificates.closed_forms import compared_steps, rejected_levels
 from analysis.decoding.call_costs import CallsByLength, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
@@ -45,15 +45,15 @@ ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown", "sources": "
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 STEP_BYTES = 18  # of a rule at a step: two ends and two flags
 HELD = 2**27  # bytes of a target's steps that are held by rule
-COMPARED_BYTES = 40  # of a rule at a step beside its closed forms
-COMPARED = 2**30  # bytes of them that are held
+LEVEL_BYTES = 20  # of a rule at a step: accepted ranks and two probabilities
+LEVELS = 2**29  # bytes of them that are held
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The artifacts of a target and their tasks, by stage; a stage that was not run has none."""
+    """The artifacts of a target and their tasks, by stage; a stage that was not run is missing."""
 
     label: str
     tasks: Mapping[str, Task]
@@ -61,10 +61,10 @@ class Source:
 
 
 class ByRule(Mapping[Key, Value]):
-    """What is stored of the steps of each rule, read when it is asked for; the last are held."""
+    """Stored arrays of each rule, read on access; the most recently used are kept in memory."""
 
     def __init__(self, keys: Mapping[Key, Rule], steps: int, read: Callable[[Rule], Value]) -> None:
-        """Read nothing yet."""
+        """`read` is called on access; `steps` are the entries of an array."""
         self._keys = keys
         self._read = lru_cache(max(1, HELD // (STEP_BYTES * steps)))(read)
 
@@ -152,7 +152,7 @@ def read_content(task: Task, inputs: Inputs) -> Content:
 def _with_drafters(
     speeds: pd.DataFrame, decoded: Decoded, source: Source, drafter: str
 ) -> pd.DataFrame:
-    """Return the speeds with what their kinds of drafters say: `engine` and `drafter_title`."""
+    """Return the speeds with columns `engine` and `drafter_title`, from the kinds of drafters."""
     task = source.tasks["decoding"]
     _, *configured = task.runtime.models
     kinds = {name: kind_of(name, *configured) for name in NAMES}
@@ -169,7 +169,7 @@ def _judged_lengths(source: Source) -> dict[str, CallsByLength]:
 
 
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
-    """Return the printed names. An engine's log without a name of its own has that of its model."""
+    """Return the printed names of targets: `labels`, or for an unnamed log that of its model."""
     names = [
         str(dump.metadata["model"]).rstrip("/").rpartition("/")[2]
         if label == UNNAMED and dump.metadata.get("log")
@@ -180,7 +180,7 @@ def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str
 
 
 def read_target(report: Task, source: Source, rules: Sequence[Rule]) -> Target:
-    """Read the steps of a target from its artifacts, with their certificates by these rules."""
+    """Read what is stored of a target's steps, with their certificates for these rules."""
     task = source.tasks["distributions"]
     artifact = source.artifacts["distributions"]
     steps = artifact.read(columns=["prompt_id", "position", "token_id"])
@@ -222,7 +222,7 @@ def _certificates(
 
 
 def _judgements(source: Source, rules: Sequence[Rule], steps: int) -> Mapping[str, Judgement]:
-    """Return what stage acceptance judged of strict greedy and of each rule; nothing without it."""
+    """Return the judgements of stage acceptance, by label; empty if it was not run."""
     if "acceptance" not in source.artifacts:
         return {}
 
@@ -238,7 +238,7 @@ def _judgements(source: Source, rules: Sequence[Rule], steps: int) -> Mapping[st
 def _of_distributions(
     artifact: Artifact, rules: Sequence[Rule]
 ) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
-    """Return `top`, `logit_gap` and `undefined` of a target, computed part by part."""
+    """Return `top`, `logit_gap` and `undefined` of a `Target`, from one pass in chunks."""
     ranks = [k for k in RANKS if k <= artifact.metadata["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     probabilities = []
@@ -256,7 +256,7 @@ def _of_distributions(
 def read_results(
     task: Task, targets: Sequence[Target], sources: Sequence[Source], rules: Sequence[Rule]
 ) -> Results:
-    """Compute the statistics of every target, and read those of a drafter where there is one."""
+    """Compute the statistics of every target; read those of its drafter if there is one."""
 
     def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
         artifacts = [source.artifacts[stage] for source in sources]
@@ -278,23 +278,23 @@ def read_results(
 
 
 def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
-    """Return by target the steps, and the accepted ones, by R - KL of strict greedy.
+    """Return, by target, counts of all steps and accepted steps by R - KL under strict greedy.
 
-    Beside them, what usual drafters at these KLs are predicted to have accepted.
+    Beside them are the acceptances predicted for usual drafters with the same KL.
     """
     by_target = {}
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
             usual = usual_acceptance(target, target.kl, [StrictGreedy()])
-            predicted = {law: shares[:, 0] for law, shares in usual.items()}
+            predicted = {law: shares[:, 0] for law, shares in usual}
             slack = slacks(greedy.lower, target.kl)
             by_target[target.label] = margins(slack, greedy.accepted, predicted)
     return by_target
 
 
 def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
-    """Yield the steps that certificates and closed forms are compared over; none of a log."""
+    """Yield, for each rule, steps to compare certificates with closed forms; nothing for a log."""
     if source.artifacts["distributions"].metadata.get("log") is not None or target.dist is None:
         return
     rules = [
@@ -302,29 +302,28 @@ def comparisons(target: Target, source: Source) -> Iterator[RuleSteps]:
         for rule in target.certificates
         if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
     ]
-    at_once = max(1, COMPARED // (COMPARED_BYTES * len(target.dist)))
+    at_once = max(1, LEVELS // (LEVEL_BYTES * len(target.dist)))
     for begin in range(0, len(rules), at_once):
-        frames = _compared(target, source, rules[begin : begin + at_once])
-        for rule in list(frames):
-            yield rule, pd.concat(frames.pop(rule), ignore_index=True)
+        levels = _levels(source, rules[begin : begin + at_once], len(target.dist))
+        for rule in list(levels):
+            table = source.artifacts["certificates"].read(columns=["active_size"], rule=rule.label)
+            sizes = numbers(table["active_size"])
+            p0 = target.dist.top_probability
+            yield rule, compared_steps(target.certificates[rule], sizes, p0, *levels.pop(rule))
 
 
-def _compared(
-    target: Target, source: Source, rules: Sequence[Rule]
-) -> dict[Rule, list[pd.DataFrame]]:
-    """Return `compared_steps` of some rules part by part, from one pass over the distributions."""
-    columns = []
+def _levels(source: Source, rules: Sequence[Rule], steps: int) -> dict[Rule, tuple[Floats, Floats]]:
+    """Return `rejected_levels` for some rules, in one pass over the distributions."""
+    counts = {}
+    levels = {}
     for rule in rules:
-        names = ["active_size", "accepted_count"]
-        table = source.artifacts["certificates"].read(columns=names, rule=rule.label)
-        counts = numbers(table["accepted_count"].fill_null(-1))
-        columns.append((rule, target.certificates[rule], numbers(table["active_size"]), counts))
-    frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule in rules}
+        table = source.artifacts["certificates"].read(columns=["accepted_count"], rule=rule.label)
+        counts[rule] = numbers(table["accepted_count"].fill_null(-1))
+        levels[rule] = np.empty(steps), np.empty(steps)
     begin = 0
     for _, part in stored.chunks(source.artifacts["distributions"]):
         at = slice(begin, begin + len(part))
         begin += len(part)
-        for rule, (lower, upper), sizes, counts in columns:
-            compared = compared_steps(part, rule, (lower[at], upper[at]), sizes[at], counts[at])
-            frames[rule].append(compared)
-    return frames
+        for rule, (b, theta) in levels.items():
+            b[at], theta[at] = rejected_levels(part, rule, counts[rule][at])
+    return levels

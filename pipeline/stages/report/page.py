@@ -1,6 +1,6 @@
-"""Puts the page together: one file that needs no other, and the verdict as text beside it.
+"""Renders the report's page, a single self-contained file, and its verdict as a text file.
 
-Template and style lie in `web/`.
+The template and the style sheet are in `web/`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setup_text import introduction, machine_lines, setup
 
 WEB = Path(__file__).parent / "web"
-COLOURS = 64  # of a figure on the page
-BARS = "margins"  # the figure that stands before the answers
+COLOURS = 64  # of a figure embedded in the page
+BARS = "margins"  # the figure that is shown before the answers
 
 
 def page_files(
     content: Content, sections: Sequence[Section], files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Return the page, the verdict as text, and the files of the page's own tables.
+    """Return, by path, the page, the verdict as text, and the files of the page's own tables.
 
-    `files` are those of the sections, by path.
+    `files` are those of the sections; the page embeds some of them.
     """
     targets = content.targets
     sources = content.sources
@@ -86,7 +86,7 @@ def page_files(
         bars=[item for item in items if item.name == BARS],
         lengths=[item for item in items if item.name == LENGTHS],
         missed_predictions=[
-            line
+            line if len(targets) == 1 else f"{pair.target}: {line}"
             for pair, speeds, table in zip(
                 content.decoded, content.speeds, content.predicted, strict=True
             )
@@ -114,7 +114,7 @@ def _template(files: Mapping[str, bytes]) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"whole": whole}
+    environment.filters |= {"non_breaking": non_breaking}
     environment.globals["embedded"] = lambda path: embedded(files[path])
     environment.tests["table"] = lambda item: isinstance(item, Table)
     return environment.get_template("page.html")
@@ -155,17 +155,17 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
 
 
 def embedded(picture: bytes) -> str:
-    """Return the address of a picture that is part of the page, in few colours."""
+    """Return a picture as a data URL, reduced to few colours."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     small = io.BytesIO()
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
-def whole(text: str) -> str:
-    """Return a text that is not broken within a setting or an interval, or before a unit.
+def non_breaking(text: str) -> str:
+    """Put non-breaking spaces into settings and intervals, and before units.
 
-    >>> whole("t = 0.2, 95 % [1, 2]") == "t\u00a0=\u00a00.2, 95\u00a0% [1,\u00a02]"
+    >>> non_breaking("t = 0.2, 95 % [1, 2]") == "t\u00a0=\u00a00.2, 95\u00a0% [1,\u00a02]"
     True
     """
     text = text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")

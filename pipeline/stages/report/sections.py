@@ -1,7 +1,7 @@
-"""Writes tables, figures and one page that shows them.
+"""Writes the files of a report, section by section.
 
-Files: ``index.html``, the page; ``tables/*.csv`` and ``.tex``; ``figures/*.pdf`` and ``.png``. They
-hold no date and no path. ``timings/`` holds what depends on the clock.
+The page is ``index.html``; beside it are ``tables/*.csv`` and ``.tex``, and ``figures/*.pdf`` and
+``.png``. They contain no date and no path. ``timings/`` has all that depends on measured times.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pipeline.stages.report.page import page_files
 from pipeline.stages.report.setup_text import extent, timed_machines
 
 
-def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Write the report of a study."""
+def write_sections(task: Task, inputs: Inputs, out: Out) -> None:
+    """Write all files of a report."""
     content = read_content(task, inputs)
     out.metadata["targets"] = [target.label for target in content.targets]
     out.metadata["machines"] = timed_machines(content.sources)
@@ -62,7 +62,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 def sections_of(content: Content) -> Iterator[Section]:
-    """Yield the sections of a report, in their order."""
+    """Yield the sections of a report in order."""
     results = content.results
     yield certificates_section(content)
     if results.drafter:
@@ -93,7 +93,7 @@ def sections_of(content: Content) -> Iterator[Section]:
 
 
 def decoding_sections(content: Content) -> list[Section]:
-    """Return the section on decoding, and that of its timed results."""
+    """Return the section on decoding, and the one on its speed."""
     decoded = content.decoded
     speeds = content.speeds
     tree_tables = [tree_runs(pair, *content.task.runtime.statistics) for pair in decoded]
@@ -117,7 +117,7 @@ def decoding_sections(content: Content) -> list[Section]:
 
 
 def certificates_section(content: Content) -> Section:
-    """Return the section on the certificates, with its tables and figures in the paper's order."""
+    """Return the section on certificates; tables and figures are in the paper's order."""
     results = content.results
     targets = content.targets
     intervals = content.task.settings["table_intervals"]

@@ -1,4 +1,4 @@
-"""Describes how the numbers were made, from the records of artifacts."""
+"""Describes, from the records of artifacts, how the numbers of a report were made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.core.stage import Artifact, Json
 from pipeline.core.timings import distinct, in_words, machines
 from pipeline.stages.report.inputs import Source
 
-WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
+WORDS = {  # shown on the page, by stage and key of the record; the rest is in record.json
     "distributions.model.hub": "model",
     "distributions.model.commit": "its commit",
     "distributions.model.content": "model, digest of its files",
@@ -51,7 +51,7 @@ OPEN = (  # settings that the paper does not state
 
 
 def introduction(setups: Mapping[str, Mapping[str, str]], statistics: Resampling) -> list[str]:
-    """Return the paragraphs that a reader of any table must know, from `setup` of each target."""
+    """Return the paragraphs that introduce the tables; `setups` has the `setup` of each target."""
     texts = [
         "The certificate R of a step is the least KL(p‖q), in nats, at which the rule can reject "
         "the drafter's most probable token; a step is certified at ε when R > ε. Where R is an "
@@ -90,7 +90,7 @@ def setup(target: Target, source: Source) -> dict[str, str]:
 
 
 def _value(source: Source, name: str) -> Any:
-    """Return a fact of a stage by its dotted name, else a setting, else None."""
+    """Look up a dotted name in the metadata of a stage's artifact, then in its settings."""
     stage, *path = name.split(".")
     if stage not in source.tasks:
         return None
@@ -114,13 +114,13 @@ def _as_text(value: Any) -> str:
 
 
 def timed_machines(sources: Sequence[Source]) -> list[Json]:
-    """Return the machines on which the methods were timed that a report compares."""
+    """Return the machines on which the methods of a report were timed."""
     decoded = [of.artifacts["decoding"] for of in sources if "decoding" in of.artifacts]
     return distinct([machine for made in decoded for machine in machines(made.record)])
 
 
 def machine_lines(sources: Sequence[Source]) -> list[str]:
-    """Return a line for each machine of the timings, or of the distributions without any."""
+    """Return a line for each machine that methods were timed on, or else distributions made."""
     lines = []
     for source in sources:
         made = source.artifacts
@@ -131,7 +131,7 @@ def machine_lines(sources: Sequence[Source]) -> list[str]:
 
 
 def machine(artifact: Artifact) -> str:
-    """Return when and where an artifact was made, and with which versions, as one line."""
+    """Say when and on what machine an artifact was made, and with which versions."""
     record = artifact.record
     metadata = artifact.metadata
     timed = machines(record)
@@ -155,7 +155,7 @@ def machine(artifact: Artifact) -> str:
 
 
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
-    """Return the number of prompts and tokens behind each method's numbers."""
+    """Say how many prompts and tokens each method's numbers are from, a line for each target."""
     lines = []
     for pair, source in zip(decoded, sources, strict=True):
         tokens = pair.answers.groupby("run")["n_tokens"].sum()

@@ -25,7 +25,7 @@ from pipeline.decoding import verification
 from pipeline.decoding.loop import decode
 from pipeline.decoding.proposers import ModelProposer
 from pipeline.decoding.sampling import (
-    TEST,
+    ACCEPTANCE,
     TOKEN,
     GreedySampler,
     GumbelSampler,
@@ -82,8 +82,8 @@ class ForkedNoise:
         range_ = range(positions.start, positions.stop)
         return np.array([self.at(position, purpose) for position in range_], dtype=object)
 
-    def test(self, position, sibling):
-        return self.at(position, TEST, sibling)
+    def acceptance_uniform(self, position, sibling):
+        return self.at(position, ACCEPTANCE, sibling)
 
 
 class ForkedDraft:
@@ -237,9 +237,9 @@ class PiecewiseNoise(Noise):
         self._us = us
         if fork is not None:
             forked = ForkedNoise(fork)
-            self.uniforms, self.test = forked, forked.test
+            self.uniforms, self.acceptance_uniform = forked, forked.acceptance_uniform
 
-    def _arrivals(self, position, _):
+    def _arrival_times(self, position, _):
         u = float(self._us[min(position, len(self._us) - 1)])
         return torch.tensor([u, 1 - u], dtype=torch.float64)
 
@@ -297,9 +297,13 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree):
 def test_numbers_of_siblings_are_keyed_and_apart():
     one, other = Noise(3, "a", 9, CPU, 2), Noise(3, "a", 40, CPU, 5)
     for position in range(10):
-        assert one.test(position, 1) == one.uniforms[position, TEST]
+        assert one.acceptance_uniform(position, 1) == one.uniforms[position, ACCEPTANCE]
         for sibling in (1, 2, 3):  # neither the steps nor the draft length matter
-            assert one.test(position, sibling) == other.test(position, sibling)
-    numbers = [one.test(position, sibling) for position in range(10) for sibling in (1, 2, 3)]
+            assert one.acceptance_uniform(position, sibling) == other.acceptance_uniform(
+                position, sibling
+            )
+    numbers = [
+        one.acceptance_uniform(position, sibling) for position in range(10) for sibling in (1, 2, 3)
+    ]
     numbers += one.uniforms[:, TOKEN].tolist()
     assert len(set(numbers)) == len(numbers)

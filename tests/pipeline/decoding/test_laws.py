@@ -29,9 +29,9 @@ from pipeline.decoding.verification import (
     SampledPath,
     SpeculativeSampling,
     apply_rule,
-    asked,
+    rule_inputs,
 )
-from pipeline.models.logit_statistics import invert
+from pipeline.models.logit_statistics import inverse_cdf
 from tests import methods
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
 from tests.pipeline.heads import lookup_proposer
@@ -90,7 +90,7 @@ RULES = [
 
 def says(rule, z, drafted, **how):
     """Which drafted tokens a rule accepts under logits (n, V)."""
-    return apply_rule(rule, V, [column.numpy() for column in asked(rule, z, drafted)], **how)
+    return apply_rule(rule, V, [column.numpy() for column in rule_inputs(rule, z, drafted)], **how)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
@@ -170,9 +170,11 @@ def test_mars_above_zero_adds_rank_two_in_the_low_margin(drafted, uniform, accep
 def test_a_draw_has_a_probability_above_zero_whatever_is_rounded():
     weights = torch.tensor([[0.25, 0.0, 0.5, 0.0], [0.0, 0.25, 0.25, 0.0]], dtype=torch.float64)
     for uniform, wanted in ((0.0, [0, 1]), (0.4, [2, 1]), (1.0, [2, 2])):
-        assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
+        assert (
+            inverse_cdf(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
+        )
     broken = torch.full_like(weights, torch.nan)
-    assert invert(broken, torch.full((2,), 0.5, dtype=torch.float64)).max() < 4
+    assert inverse_cdf(broken, torch.full((2,), 0.5, dtype=torch.float64)).max() < 4
 
 
 TREES = [sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]

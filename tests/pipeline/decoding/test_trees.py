@@ -62,7 +62,7 @@ def drafted_plainly(model, text, tree, race, position):
         row = logits(model, text + branch(tree, tokens, node))[-1]
         if race is not None:
             at = position + len(branch(tree, tokens, node))
-            row = row.double() / race.temperature - race._noise.log_times(at, at + 1, V)[0]
+            row = row.double() / race.temperature - race._noise.log_arrival_times(at, at + 1, V)[0]
         order = row.sort(descending=True, stable=True).indices.tolist()
         for child, token in zip(tree.children[node], order, strict=False):
             tokens[child] = token
@@ -89,7 +89,7 @@ def grown_plainly(model, text, growth, race, position):
             row = logits(model, text + paths[at])[-1].double()
             if race is not None:
                 row = row / race.temperature
-                row -= race._noise.log_times(position + depth, position + depth + 1, V)[0]
+                row -= race._noise.log_arrival_times(position + depth, position + depth + 1, V)[0]
             order = row.sort(descending=True, stable=True).indices[: growth.width].tolist()
             for token in order:
                 level.append(len(values))
