@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import httpx2
 from filelock import FileLock, Timeout
 
-from conf.schema import LONGEST_NAME
+from conf.schema import MAX_NAME_BYTES
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import digest, regular, slug, write_whole
 from pipeline.core.shards import progress_bar
@@ -39,8 +39,8 @@ from pipeline.core.store import relative
 from pipeline.core.terminal import command
 from pipeline.engines import servers
 from pipeline.engines.answer_checksums import CHECKSUM, is_unchanged, with_checksum
-from pipeline.engines.answers import printable
 from pipeline.engines.metrics_pages import read_page
+from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import engine_named
 from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
@@ -86,8 +86,8 @@ async def _ask(url: str, study: Study) -> None:
         name = _name(study, await servers.metrics_page(client, server))
         for load in loads:
             before = await servers.metrics_page(client, server)
-            own = f"{name}-at-{load}" if isinstance(wanted, list) else name
-            path = Path(study.config.outputs) / "answers" / f"{own}.jsonl"
+            stem = f"{name}-at-{load}" if isinstance(wanted, list) else name
+            path = Path(study.config.outputs) / "answers" / f"{stem}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(path.with_name(f".{path.stem}.lock"), timeout=0):
@@ -146,12 +146,12 @@ async def _save(
             f"{len(failed)} of {len(requests)} prompts have no answer; the first is {name}: "
             f"{reason}. The same command asks for these again"
         )
-    told = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
+    summary = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
     if counts["in_flight"] is not None:
-        told += f", {counts['in_flight']:.1f} requests in flight on average, {load} at most"
+        summary += f", {counts['in_flight']:.1f} requests in flight on average, {load} at most"
     if after is None:
-        told += f"; no counts on /metrics{_page_hint(server)}"
-    print(f"{told}\nanswers: {relative(path)}", flush=True)
+        summary += f"; no counts on /metrics{_page_hint(server)}"
+    print(f"{summary}\nanswers: {relative(path)}", flush=True)
 
 
 def _page_hint(server: servers.Server) -> str:
@@ -196,8 +196,8 @@ def _check_same_server(
             f"before: {other}"
         ) from error
     for name in ("engine", "model", "weights", "draft_length"):
-        told = known.get(name) in (None, "") or about[name] in (None, "")
-        if not told and known[name] != about[name]:
+        is_unknown = known.get(name) in (None, "") or about[name] in (None, "")
+        if not is_unknown and known[name] != about[name]:
             raise PipelineError(
                 f"{record} has answers of {name}={printable(known[name])}, the server now has "
                 f"{printable(about[name])}: {other}, or start the server as it was"
@@ -240,7 +240,7 @@ def _name(study: Study, page: str | None) -> str:
     if study.config.ask.name is not None:
         return study.config.ask.name
     name = "-".join([study.config.study, *study.targets])
-    if len(name.encode()) > LONGEST_NAME:
+    if len(name.encode()) > MAX_NAME_BYTES:
         name = f"{slug(name)[:SHOWN]}-{digest(name.encode())[:8]}"
     length = 0 if page is None else len(read_page("/metrics", page).by_place)
     return f"{name}-drafts-of-{length}" if length else name

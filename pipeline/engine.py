@@ -31,8 +31,8 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.files import slug, write_whole
 from pipeline.core.store import relative
 from pipeline.core.terminal import command
-from pipeline.engines.answers import counted
 from pipeline.engines.comparison import Speed
+from pipeline.engines.printed_text import counted
 from pipeline.engines.recommendation import recommendation
 from pipeline.engines.run_table import engine_figures, missing_counts, run_table, source_table
 from pipeline.engines.runs import Run, read_run, run_files

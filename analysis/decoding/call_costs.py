@@ -38,7 +38,7 @@ from ..topk import Floats
 from .draft_length import extended_costs, over_all_passes
 from .metrics import CONFIGURED, Decoded
 
-LONGEST = 8  # the longest draft for which a speed is predicted
+MAX_DRAFT_LENGTH = 8  # the longest draft for which a speed is predicted
 GREEDY = StrictGreedy().label
 COUNTS = ["calls", "drafting", "tokens"]
 
@@ -59,7 +59,7 @@ class CallsByLength:
         """
         if "drafting" not in rows:
             rows = rows.assign(drafting=rows["calls"])
-        return cls(*(rows[name].to_numpy().reshape(-1, LONGEST) for name in COUNTS))
+        return cls(*(rows[name].to_numpy().reshape(-1, MAX_DRAFT_LENGTH) for name in COUNTS))
 
     def by_prompt(self) -> tuple[Integers, Integers, Integers]:
         """Return the three, with draft length 0 before the others, (P, G + 1) each.
@@ -109,7 +109,7 @@ def predicted_speeds(
     statistics: Resampling,
     draft_seconds: float | None = None,
 ) -> pd.DataFrame:
-    """Return tokens per call, the cost of a call and the speed for drafts of 0 to `LONGEST` tokens.
+    """Return tokens per call, the cost of a call and the speed at each draft length from 0.
 
     `draft_seconds` is the time of a draft of any length, for look-up. None: it is in `seconds`.
     Intervals are over prompts (tokens), over rounds (cost), and over both (speed).
@@ -132,7 +132,8 @@ def _predicted(
     draft_seconds: float | None,
 ) -> pd.DataFrame:
     """Return `predicted_speeds`, given the medians of the resampled rounds."""
-    prompts, rounds = len(counts.calls), len(seconds.target)
+    prompts = len(counts.calls)
+    rounds = len(seconds.target)
     bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
     of_rounds = tail_level(statistics.confidence, rounds)
     of_fewer = tail_level(statistics.confidence, min(prompts, rounds))
@@ -154,7 +155,7 @@ def _predicted(
         "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),
         "speed": Estimate(tokens / costs, *expanded_interval(drawn_tokens / drawn_costs, of_fewer)),
     }
-    table = pd.DataFrame({"draft_length": np.arange(LONGEST + 1)})
+    table = pd.DataFrame({"draft_length": np.arange(MAX_DRAFT_LENGTH + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
     table["memory_bound"] = tokens / over_all_passes(_costs(draft, flat), share)
@@ -171,10 +172,10 @@ def _seconds_of(medians: tuple[Floats, Floats], fixed: float | None) -> tuple[Fl
 
 
 def _costs(draft: Floats, target: Floats) -> Floats:
-    """Return the costs (..., `LONGEST` + 1) of calls, from the seconds at the measured lengths."""
+    """Return the costs of calls at all draft lengths, from the seconds at the measured ones."""
     costs = (draft + target) / target[..., :1]
     costs[..., 0] = 1.0  # nothing is drafted: the recorded seconds are the clock's overhead
-    return extended_costs(costs, LONGEST)
+    return extended_costs(costs, MAX_DRAFT_LENGTH)
 
 
 def predictions(
@@ -241,11 +242,11 @@ class Outlook:
 
         `column` may be `memory_bound`, the speed where a pass costs the same for any length.
         """
-        length = max(self._rows, key=lambda at: self._rows[at][column])
+        length = max(self._rows, key=lambda draft_length: self._rows[draft_length][column])
         return length, self.estimate(column, length)
 
     def estimate(self, column: str, draft_length: int) -> Estimate:
-        """Return a prediction at a draft length with its interval; NaN beyond `LONGEST`."""
+        """Return a prediction at a draft length; NaN beyond `MAX_DRAFT_LENGTH`."""
         row = self._rows.get(draft_length)
         if row is None:
             return Estimate(math.nan)
@@ -274,15 +275,15 @@ class MethodOutlook:
     @classmethod
     def of(cls, predicted: pd.DataFrame | None, run: Mapping[Any, Any]) -> MethodOutlook:
         """Return the outlook of a row of `analysis.decoding.speed.speed`, from `predictions`."""
-        found = None
+        outlook = None
         if predicted is not None:
-            found = Outlook.of(predicted, run["drafter"], run["rule"])
-        if found is None:
+            outlook = Outlook.of(predicted, run["drafter"], run["rule"])
+        if outlook is None:
             return cls(Estimate(math.nan))
-        best_length, best_speed = found.best()
-        bound_length, bound_speed = found.best("memory_bound")
+        best_length, best_speed = outlook.best()
+        bound_length, bound_speed = outlook.best("memory_bound")
         return cls(
-            found.estimate("cost", run["draft_length"]),
+            outlook.estimate("cost", run["draft_length"]),
             best_length,
             best_speed.value,
             bound_length,

@@ -78,10 +78,10 @@ def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[st
     """Return a sentence for each timed chain whose interval excludes the predicted speed."""
     sentences = []
     for run in chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")].to_dict("records"):
-        found = Outlook.of(predicted, run["drafter"], run["rule"])
-        if found is None:
+        outlook = Outlook.of(predicted, run["drafter"], run["rule"])
+        if outlook is None:
             continue
-        wanted = found.estimate("speed", run["draft_length"])
+        wanted = outlook.estimate("speed", run["draft_length"])
         timed = Estimate.read(run, "tpot_speedup", TPOT_ENDS)
         if wanted.value < timed.low or wanted.value > timed.high:  # NaN compares as false
             sentences.append(

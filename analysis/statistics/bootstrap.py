@@ -29,12 +29,12 @@ Numbers = NDArray[np.float64] | NDArray[np.intp]
 Counted = NDArray[Any]  # numbers or flags
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
-LEAST_SPREAD = 1e-12  # standard deviations of draws below it are rounding errors
+MIN_SPREAD = 1e-12  # standard deviations of draws below it are rounding errors
 # With fewer, intervals of quantiles and of several methods at once hold the truth less often than
 # they say: benchmarks/results/bootstrap_coverage.csv
 FEW_PROMPTS = 30
-MOST_GROUPS = 8192  # more prompts are resampled in so many groups
-MOST_WEIGHTS = 2**24  # resamples times groups, unless that leaves fewer than `ALWAYS_DRAWN` groups
+MAX_GROUPS = 8192  # more prompts are resampled in so many groups
+MAX_WEIGHTS = 2**24  # resamples times groups, unless that leaves fewer than `ALWAYS_DRAWN` groups
 ALWAYS_DRAWN = 1000  # up to so many prompts are never grouped, however many resamples there are
 
 
@@ -101,7 +101,7 @@ class PromptBootstrap:
         answer_steps: (A,) number of steps of each answer.
         count: number of prompts.
         weights: (B, G) multiplicity of each prompt in each of B resamples. Of more than
-            `MOST_GROUPS` prompts, or `MOST_WEIGHTS` / B, random groups of equal size are
+            `MAX_GROUPS` prompts, or `MAX_WEIGHTS` / B, random groups of equal size are
             resampled, so memory is bounded.
         tail: the share of draws beyond each end of an interval; NaN for a single prompt.
     """
@@ -130,8 +130,8 @@ class PromptBootstrap:
         else:
             group = np.asarray(prompt_of_answer)
         self.count = int(group.max()) + 1
-        most = max(ALWAYS_DRAWN, MOST_WEIGHTS // resamples)
-        drawn = min(self.count, MOST_GROUPS, most)
+        most = max(ALWAYS_DRAWN, MAX_WEIGHTS // resamples)
+        drawn = min(self.count, MAX_GROUPS, most)
         generator = np.random.default_rng(seed)
         times = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
         self.weights = times.astype(np.float64)
@@ -280,7 +280,7 @@ def simultaneous(
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(defined, draws, 0.0).sum(axis=0) / count
         spread = np.sqrt((np.where(defined, draws - mean, 0.0) ** 2).sum(axis=0) / count)
-        spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
+        spread = np.where(spread > MIN_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
         away = np.abs(draws - estimates) / spread
     counted = defined & (spread > 0) & np.isfinite(estimates)
     largest = np.sort(np.where(counted, away, 0.0).max(axis=1, initial=0.0))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..validation import between, whole
+from ..validation import checked_integer, checked_number
 from .bootstrap import PromptBootstrap, numbered
 
 
@@ -24,9 +24,9 @@ def prompt_bootstrap(
     >>> prompt_bootstrap(["b", "b", "a"], resamples=20).count
     2
     """
-    resamples = whole("resamples", resamples)
-    confidence = between("confidence", confidence, 0.0, 1.0)
-    return PromptBootstrap(prompts, resamples, confidence, whole("seed", seed, 0))
+    resamples = checked_integer("resamples", resamples)
+    confidence = checked_number("confidence", confidence, 0.0, 1.0)
+    return PromptBootstrap(prompts, resamples, confidence, checked_integer("seed", seed, 0))
 
 
 def positions(name: str, prompts: Any, steps: int) -> NDArray[np.int32]:
@@ -42,9 +42,9 @@ def positions(name: str, prompts: Any, steps: int) -> NDArray[np.int32]:
     begins = np.flatnonzero(first)
     again = np.flatnonzero(np.bincount(labels[begins], minlength=1) > 1)
     if len(again):
-        at = begins[labels[begins] == again[0]][1]
+        step = begins[labels[begins] == again[0]][1]
         raise ValueError(
-            f"{name}: the prompt of step {at} has earlier steps elsewhere: put the steps of a "
+            f"{name}: the prompt of step {step} has earlier steps elsewhere: put the steps of a "
             "prompt together, in order"
         )
     return (np.arange(steps) - np.repeat(begins, np.diff([*begins, steps]))).astype(np.int32)

@@ -93,14 +93,14 @@ def schema(columns: Columns) -> pa.Schema:
 
 def check_schema(columns: Columns, schema: pa.Schema, path: Path) -> None:
     """Raise a ValueError for a file that has not the columns and types, in order, of its stage."""
-    found = list(zip(schema.names, schema.types, strict=True))
+    present = list(zip(schema.names, schema.types, strict=True))
     wanted = [
         (name, arrow(column.kind))
         for name, column in columns.items()
         if name in schema.names or not column.optional
     ]
-    if found != wanted:
-        raise ValueError(f"{path} has the columns {dict(found)}, expected {dict(wanted)}")
+    if present != wanted:
+        raise ValueError(f"{path} has the columns {dict(present)}, expected {dict(wanted)}")
 
 
 def table(values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:

@@ -36,8 +36,8 @@ def bring_copy(store: Store, artifact: Artifact, place: Path) -> None:
             if record == artifact.record:
                 _tidy(store, place)
                 return
-        except DamagedError as found:
-            damage = found
+        except DamagedError as error:
+            damage = error
     with store.lock():
         if damage is not None:
             aside = store.root / "damaged" / f"{place.name}.{time.time_ns()}"

@@ -17,7 +17,7 @@ from pipeline.core.errors import DamagedError, PipelineError
 
 BLANK = "0" * 64  # stands for the checksum while it is computed
 SEAL = "§sha256="  # the checksum of a binary file stands behind the last one
-LONGEST_NAME = 100  # characters of a name; a file name has at most 255 bytes
+MAX_NAME_LENGTH = 100  # characters of a name; a file name has at most 255 bytes
 # what opening a file says where something else lies: nothing, a folder, links in a circle, a FIFO
 DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENXIO}
 
@@ -44,10 +44,10 @@ def slug(label: str) -> str:
     ('SmolLM2_head_', 100, 'x-c675a2e6')
     """
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME_LENGTH:
         return name
     mark = f"-{digest(label.encode())[:8]}"
-    return name[: LONGEST_NAME - len(mark)] + mark
+    return name[: MAX_NAME_LENGTH - len(mark)] + mark
 
 
 def file_digest(path: Path) -> str:
@@ -152,11 +152,11 @@ def write_sealed(path: Path, content: bytes) -> None:
     Raises:
         ValueError: there is no such place.
     """
-    at, checksum = _checksum(content)
-    end = at + len(BLANK)
-    if content[at:end] != BLANK.encode():
+    begin, checksum = _checksum(content)
+    end = begin + len(BLANK)
+    if content[begin:end] != BLANK.encode():
         raise ValueError(f"{path}: no place for the checksum")
-    write_whole(path, content[:at], checksum, content[end:])
+    write_whole(path, content[:begin], checksum, content[end:])
 
 
 def read_sealed(path: Path) -> bytes | None:
@@ -168,20 +168,20 @@ def read_sealed(path: Path) -> bytes | None:
     try:
         regular(path)
         content = path.read_bytes()
-        at, checksum = _checksum(content)
+        begin, checksum = _checksum(content)
     except OSError as error:
         if error.errno in DAMAGE:
             return None
         raise
     except ValueError:
         return None
-    return content if content[at : at + len(BLANK)] == checksum else None
+    return content if content[begin : begin + len(BLANK)] == checksum else None
 
 
 def _checksum(content: bytes) -> tuple[int, bytes]:
     """Return where the checksum of some bytes stands, and what it is; ValueError without SEAL."""
     seal = SEAL.encode()
-    at = content.rindex(seal) + len(seal)
-    summed = hashlib.sha256(memoryview(content)[:at])
-    summed.update(memoryview(content)[at + len(BLANK) :])
-    return at, summed.hexdigest().encode()
+    begin = content.rindex(seal) + len(seal)
+    summed = hashlib.sha256(memoryview(content)[:begin])
+    summed.update(memoryview(content)[begin + len(BLANK) :])
+    return begin, summed.hexdigest().encode()

@@ -173,7 +173,9 @@ def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
 def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
     """Write data.parquet from shards with its columns, in the order of the items."""
     places = {
-        name: (at, row) for at, shard in enumerate(shards) for row, name in enumerate(shard.names)
+        name: (index, row)
+        for index, shard in enumerate(shards)
+        for row, name in enumerate(shard.names)
     }
     with shards[0].open() as first:
         schema = first.schema_arrow
@@ -181,8 +183,8 @@ def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
         for start in range(0, len(order), JOINED):
             wanted = [places[name] for name in order[start : start + JOINED]]
             with ExitStack() as opened:
-                files = {at: opened.enter_context(shards[at].open()) for at, _ in wanted}
-                tables = [files[at].read_row_group(row) for at, row in wanted]
+                files = {index: opened.enter_context(shards[index].open()) for index, _ in wanted}
+                tables = [files[index].read_row_group(row) for index, row in wanted]
             writer.write_table(pa.concat_tables(tables))
 
 

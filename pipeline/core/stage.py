@@ -166,8 +166,8 @@ def check_files(directory: Path, record: Json) -> None:
         DamagedError: a file is missing, modified or unexpected; an added one counts, because
             whoever reads the directory as a data set would include it.
     """
-    found = (path for path in directory.rglob("*") if not path.is_dir())
-    names = {path.relative_to(directory).as_posix() for path in found} - {RECORD}
+    paths = (path for path in directory.rglob("*") if not path.is_dir())
+    names = {path.relative_to(directory).as_posix() for path in paths} - {RECORD}
     for name in sorted(names | record["files"].keys()):
         path = directory / name
         try:
@@ -236,9 +236,9 @@ class Artifact:
         with self.open(name) as file:
             groups = list(range(file.num_row_groups))
             if rule is not None:
-                at = file.schema_arrow.names.index("rule")
-                of = [file.metadata.row_group(g).column(at).statistics.min for g in groups]
-                groups = [g for g in groups if of[g] == rule]
+                column = file.schema_arrow.names.index("rule")
+                rules = [file.metadata.row_group(g).column(column).statistics.min for g in groups]
+                groups = [g for g in groups if rules[g] == rule]
             return file.read_row_groups(groups, None if columns is None else list(columns))
 
     def batches(

@@ -70,13 +70,13 @@ class Store:
 
         Of several it is the one whose timings suit best what the task asks for.
         """
-        found = list(self._all(task))
+        artifacts = list(self._all(task))
         asked = task.asked
         if asked is None:
-            return next(iter(found), None)
-        ranks = [_rank(asked, artifact) for artifact in found]
+            return next(iter(artifacts), None)
+        ranks = [_rank(asked, artifact) for artifact in artifacts]
         best = max(ranks, default=0)
-        return found[ranks.index(best)] if best else None
+        return artifacts[ranks.index(best)] if best else None
 
     def _all(self, task: Task) -> Iterator[Artifact]:
         """Yield the published artifacts of a task: one for each time that it was timed."""

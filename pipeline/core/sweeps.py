@@ -68,10 +68,10 @@ class Sweep(Callback):
         with terminal():
             directory = Path(config.hydra.sweep.dir)
             if not _points(directory):
-                given = " ".join(raw_overrides(config.hydra.overrides.task))
+                overrides = " ".join(raw_overrides(config.hydra.overrides.task))
                 raise PipelineError(
-                    f"{given}: the sweep has no point in {directory}: give every key a value, and "
-                    "leave hydra.sweep.subdir as it is"
+                    f"{overrides}: the sweep has no point in {directory}: give every key a value, "
+                    "and leave hydra.sweep.subdir as it is"
                 )
             if collect(directory):
                 raise SystemExit(1)
@@ -100,14 +100,14 @@ def swept(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
     ...       ["-m", "~note", "criteria=additive", "criteria.t=0.1,0.2"])
     ['criteria.t=0.1']
     """
-    given = {word.replace(" ", "") for word in words}
-    given |= {f"{word}=null" for word in given if word.startswith("~")}  # as Hydra writes them
-    return [override for override in overrides if override.replace(" ", "") not in given]
+    typed = {word.replace(" ", "") for word in words}
+    typed |= {f"{word}=null" for word in typed if word.startswith("~")}  # as Hydra writes them
+    return [override for override in overrides if override.replace(" ", "") not in typed]
 
 
 def _points(directory: Path) -> list[Path]:
-    found = [path for path in directory.glob(f"*/{POINT}") if path.parent.name.isdecimal()]
-    return sorted(found, key=lambda path: int(path.parent.name))
+    paths = [path for path in directory.glob(f"*/{POINT}") if path.parent.name.isdecimal()]
+    return sorted(paths, key=lambda path: int(path.parent.name))
 
 
 def _read_point(path: Path) -> Json:

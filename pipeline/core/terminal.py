@@ -36,7 +36,7 @@ def escaped(text: str) -> str:
     a\x1b[31m
     b
     """
-    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class Terminal:

@@ -108,16 +108,16 @@ def of_this_machine(measured: Sequence[Machine]) -> bool:
     return not measured or any(machine["processor"] == processor() for machine in measured)
 
 
-def distinct(found: Sequence[Machine]) -> list[Machine]:
+def distinct(measured: Sequence[Machine]) -> list[Machine]:
     """Return the machines among `found`, each once, by date."""
-    once = {tuple(machine.items()): machine for machine in found}
+    once = {tuple(machine.items()): machine for machine in measured}
     return sorted(once.values(), key=lambda machine: str(machine["date"]))
 
 
-def in_words(found: Sequence[Mapping[str, object]]) -> str:
+def in_words(measured: Sequence[Mapping[str, object]]) -> str:
     """Return machines as text: processor, device, threads, torch and date of each."""
     texts = []
-    for machine in found:
+    for machine in measured:
         device = f"{machine['gpu']} ({machine['device']})" if machine["gpu"] else machine["device"]
         threads = f"{machine['threads']} CPU thread{'' if machine['threads'] == 1 else 's'}"
         torch = f"torch {machine['torch']}"
@@ -127,13 +127,13 @@ def in_words(found: Sequence[Mapping[str, object]]) -> str:
 
 def timed_on(record: Record) -> str | None:
     """Return a line that names the machines of an artifact's timings; None without timings."""
-    found = machines(record)
-    if not found:
+    measured = machines(record)
+    if not measured:
         return None
-    if of_this_machine(found):
-        return f"timed on {in_words(found)}"
+    if of_this_machine(measured):
+        return f"timed on {in_words(measured)}"
     return (
-        f"timed on another machine: {in_words(found)}; device.timings=here times the methods on "
+        f"timed on another machine: {in_words(measured)}; device.timings=here times the methods on "
         "this one"
     )
 

@@ -67,9 +67,9 @@ class InlineExecutor:
         os.chdir(self._directory)  # in another process, for relative paths
         return self._open(self._task, self._inputs)
 
-    def ask(self, method: str, *given: object) -> Any:
+    def ask(self, method: str, *arguments: object) -> Any:
         """Call a method of the worker."""
-        return getattr(self._worker, method)(*given)
+        return getattr(self._worker, method)(*arguments)
 
     def compute(self, batches: list[list[str]], progress: Progress) -> Results:
         """Yield the results of batches, each with its items."""
@@ -134,16 +134,18 @@ class RayExecutor:
         self._hosts = hosts
         self.engine = {"engine": "ray", "workers": len(hosts)}
 
-    def ask(self, method: str, *given: object) -> Any:
+    def ask(self, method: str, *arguments: object) -> Any:
         """Call a method of a worker."""
-        return self._ray.get(self._hosts[0].ask.remote(method, *given))
+        return self._ray.get(self._hosts[0].ask.remote(method, *arguments))
 
     def compute(self, batches: list[list[str]], progress: Progress) -> Results:
         """Yield the results of batches as they are finished, each with its items."""
         pool = self._ray.util.ActorPool(self._hosts)
-        for found, steps in pool.map_unordered(lambda on, names: on.results.remote(names), batches):
+        for results, steps in pool.map_unordered(
+            lambda on, names: on.results.remote(names), batches
+        ):
             progress(steps)
-            yield from found
+            yield from results
 
 
 @contextmanager

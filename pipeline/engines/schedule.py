@@ -89,8 +89,8 @@ def _ranges(loads: Sequence[Load], chosen: dict[int, int]) -> Ranges:
     measured = sorted(chosen)
     lengths = dict.fromkeys(range(1, measured[0]), chosen[measured[0]]) | chosen
     for below, above in pairwise(measured):
-        for at in range(below + 1, above):
-            lengths[at] = _predicted(loads, at, {chosen[below], chosen[above]})
+        for requests in range(below + 1, above):
+            lengths[requests] = _predicted(loads, requests, {chosen[below], chosen[above]})
     ranges = []
     for length, group in groupby(sorted(lengths), key=lengths.__getitem__):
         numbers = list(group)
@@ -206,11 +206,11 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
         place = "" if load is None else f"{_at_once(load)}: "
-        told = f"{best.cells()['speed']} (the cost of its step: {best.source})"
+        prediction = f"{best.cells()['speed']} (the cost of its step: {best.source})"
         words = f"drafts of {best.length}"
         if best.speed.times <= 1:
             words = f"no drafts: the fastest, of {best.length}"
         elif best.speed.times < SURE:
             words = f"not sure, a predicted gain below {SURE:g}: drafts of {best.length}"
-        lines.append(f"{place}{words}: {told}{doubt}")
+        lines.append(f"{place}{words}: {prediction}{doubt}")
     return lines

@@ -78,7 +78,9 @@ class StoredDistributions:
         self.k = int(artifact.metadata["k"])
         self._artifact = artifact
         with artifact.open("data") as file:
-            groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+            groups = [
+                file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)
+            ]
         self._ends = np.cumsum(groups, dtype=np.intp)
         self._is_held: Flags = np.zeros(len(self), dtype=bool)
         self._held: TopK | None = None
@@ -125,10 +127,10 @@ class StoredDistributions:
             if not wanted[begin:end].any():
                 continue
             for batch in self._artifact.batches([*TOKENS, *MOMENTS], PART, [group]):
-                own = np.flatnonzero(wanted[begin : begin + len(batch)])
+                rows = np.flatnonzero(wanted[begin : begin + len(batch)])
                 part = as_top_k(batch, self._artifact.metadata)
-                if len(own):
-                    yield begin + own, part if len(own) == len(part) else part[own]
+                if len(rows):
+                    yield begin + rows, part if len(rows) == len(part) else part[rows]
                 begin += len(batch)
 
 
@@ -153,7 +155,7 @@ def resampled(
     prompt_of_answer = None
     if "log" in distributions.settings:
         prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
-        number = {prompt: at for at, prompt in enumerate(dict.fromkeys(prompts))}
+        number = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
         prompt_of_answer = np.array([number[prompt] for prompt in prompts])
     bootstrap = PromptBootstrap(trajectories.answer_index, *statistics, prompt_of_answer)
     return trajectories, bootstrap

@@ -18,7 +18,7 @@ from pipeline.core.files import write_whole
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT = 8.0  # an answer of the hub is waited for
 TRIES = 2  # how often it is asked
-LONGEST_WAIT = 300  # s that a busy hub may ask for before the next try
+MAX_WAIT = 300  # s that a busy hub may ask for before the next try
 
 
 def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
@@ -88,7 +88,7 @@ def asking(name: str, key: str) -> Iterator[None]:
         seconds = int(after) if after.isdigit() else 0
         if (limit := parse_ratelimit_headers(answer.headers)) and not limit.remaining:
             seconds = limit.reset_in_seconds
-        if answer.status_code >= 408 and seconds > LONGEST_WAIT:  # of what the client waits for
+        if answer.status_code >= 408 and seconds > MAX_WAIT:  # of what the client waits for
             raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
 
     hooks = get_session().event_hooks

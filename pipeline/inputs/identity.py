@@ -67,10 +67,10 @@ class Identities:
     def _digest(
         self, directory: Path, patterns: Sequence[str], key: str, levels: int | None = None
     ) -> str:
-        found = matching(directory, patterns, levels)
-        if not found:
+        files = matching(directory, patterns, levels)
+        if not files:
             raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
-        names = {path.relative_to(directory).as_posix(): self._hash(path) for path in found}
+        names = {path.relative_to(directory).as_posix(): self._hash(path) for path in files}
         return json_digest(names)
 
     def _hash(self, path: Path) -> str:

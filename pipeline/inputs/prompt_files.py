@@ -38,12 +38,12 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
     else:
         place = root or hub_files(path, commit, patterns, KEY, "dataset")
         files = matching(place, patterns, PROMPT_LEVELS if root else None)
-    found = {f"*{file.suffix}" for file in files}
-    if len(found) != 1 or not found <= set(PROMPT_FILES):
+    suffixes = {f"*{file.suffix}" for file in files}
+    if len(suffixes) != 1 or not suffixes <= set(PROMPT_FILES):
         raise PipelineError(
             f"{KEY}={path}: expected {' or '.join(PROMPT_FILES)} files, all of one kind"
             + (f", of the split prompts.split={split}" if split else "")
-            + f"; found {', '.join(sorted(found)) or 'none'}"
+            + f"; found {', '.join(sorted(suffixes)) or 'none'}"
         )
     return files
 
@@ -61,10 +61,10 @@ class PromptRows:
     def __len__(self) -> int:
         return len(self._lines) if self._table is None else len(self._table)
 
-    def __getitem__(self, at: int) -> Mapping[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         if self._table is not None:
-            return self._table[at]
-        place, line = self._lines[at]
+            return self._table[index]
+        place, line = self._lines[index]
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def messages_of(row: Mapping[str, Any], role: str) -> list[Mapping[str, Any]]:
     return [each for each in listed if isinstance(each, Mapping) and each.get("role") == role]
 
 
-def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
+def read_row(row: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Return the prompt_id and text of a row, and its category as source.
 
     A row without an id gets one made from its text. A system message is left out.
@@ -147,8 +147,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         text = row.get("text") if row.get("prompt") is None else row.get("prompt")
     else:
         raise PipelineError(
-            f"{KEY}: row {at} (from 0) has no text; it has {', '.join(row) or 'nothing'}. Expected "
-            "is text or prompt, or UltraChat's messages (a list of role and content)"
+            f"{KEY}: row {index} (from 0) has no text; it has {', '.join(row) or 'nothing'}. "
+            "Expected is text or prompt, or UltraChat's messages (a list of role and content)"
         )
     if not _is_text(text):
         raise ExcludedRowError("not a string")

@@ -35,14 +35,14 @@ def task_files(file: Path) -> list[tuple[str, str]]:
     Raises:
         PipelineError: one is missing, can't be read, or is a folder of too many files.
     """
-    found = {file.resolve(): file.name}
+    names = {file.resolve(): file.name}
     queue = [file]
     for path in queue:  # which grows
         for other, name in _named_by(path):
-            if other.resolve() not in found:
-                found[other.resolve()] = name
+            if other.resolve() not in names:
+                names[other.resolve()] = name
                 queue.append(other)
-    return [(name, file_digest(path)) for path, name in found.items()]
+    return [(name, file_digest(path)) for path, name in names.items()]
 
 
 def _named_by(path: Path) -> Iterator[tuple[Path, str]]:
@@ -137,9 +137,9 @@ def _data(name: str, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _folder(place, path)
         else:
             pattern = str(place) if glob.has_magic(name) else glob.escape(str(place))
-            for found in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
-                if _is_file(Path(found)):
-                    yield Path(found), Path(found).name
+            for file in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
+                if _is_file(Path(file)):
+                    yield Path(file), Path(file).name
 
 
 def _is_file(path: Path) -> bool:
@@ -166,15 +166,15 @@ def _folder(folder: Path, path: Path) -> Iterator[tuple[Path, str]]:
     if folder.resolve() in path.resolve().parents:
         return
     count = 0
-    for found in sorted(folder.rglob("*")):
-        inside = found.relative_to(folder)
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
-        if hidden or not found.is_file():
+        if hidden or not file.is_file():
             continue
         count += 1
         if count > MAX_FILES:
             raise _refused(path, f"names {folder}, a folder of more than {MAX_FILES} files")
-        yield found, inside.as_posix()
+        yield file, inside.as_posix()
 
 
 def _text(path: Path) -> str:

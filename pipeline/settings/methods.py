@@ -70,11 +70,11 @@ class DraftTree:
     acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = [key for key in OF_TREE if getattr(self, key) is not None]
+        present = [key for key in OF_TREE if getattr(self, key) is not None]
         keys = SHAPES[self.shape][0]
-        check_keys(given, keys, f"tree: {self.shape}")
+        check_keys(present, keys, f"tree: {self.shape}")
         for key in keys:
-            if key not in given:
+            if key not in present:
                 raise ValueError(f"tree: {self.shape}: the key {key!r} is missing")
 
     @property
@@ -259,8 +259,8 @@ def build_methods(
     another entry already decodes with them. `draft_length`, unless it is None, replaces that of
     every method; methods that are then equal become one.
     """
-    given = entries if isinstance(entries, Mapping) else {}
-    named = {name: entry for name, entry in given.items() if entry is not None}
+    by_name = entries if isinstance(entries, Mapping) else {}
+    named = {name: entry for name, entry in by_name.items() if entry is not None}
     if not named:
         raise PipelineError(
             f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
@@ -297,8 +297,10 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
                 method = _method(point, where, rule)
                 yield _of_length(method, method.draft_length)
     except ValueError as error:
-        said = str(error)
-        raise PipelineError(said if said.startswith(where) else f"{where}: {said}") from error
+        message = str(error)
+        raise PipelineError(
+            message if message.startswith(where) else f"{where}: {message}"
+        ) from error
 
 
 def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
@@ -313,17 +315,17 @@ def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> M
         if tree is not None:
             raise ValueError("rule: tree is greedy on a symmetric tree of width m: leave out tree")
         tree = DraftTree("symmetric", rule.m)
-    given = {key: entry[key] for key in OF_METHOD if key in entry}
-    return checked(Method, given | {"rule": rule, "tree": tree}, where)
+    values = {key: entry[key] for key in OF_METHOD if key in entry}
+    return checked(Method, values | {"rule": rule, "tree": tree}, where)
 
 
 def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
-    given = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
+    values = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
     if mapping.get("tree") is None:
-        for key, value in given.items():
+        for key, value in values.items():
             raise ValueError(f"{where}.{key}={value} is not allowed without tree")
         return None
-    return checked(DraftTree, {"shape": mapping["tree"], **given}, where)
+    return checked(DraftTree, {"shape": mapping["tree"], **values}, where)
 
 
 def _of_length(method: Method, length: int) -> Method:

@@ -166,7 +166,7 @@ BAD = {
 @pytest.mark.parametrize("fault", BAD)
 def test_what_is_no_answer_is_not_saved_and_asked_again(fault, outputs, prompts, monkeypatch):
     """The second request meets it, and is sent again by the next command only."""
-    monkeypatch.setattr(servers, "MOST_BYTES", 2000)
+    monkeypatch.setattr(servers, "MAX_BYTES", 2000)
     good = answer("vllm", {"prompt": [1], "max_tokens": 7})
     with serving(FakeServer(faults=[good, fault])) as fake:
         name = f"bad-{list(BAD).index(fault)}"
