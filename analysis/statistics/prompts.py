@@ -1,4 +1,4 @@
-"""The prompts of steps, given by a label of any hashable type for each step."""
+"""The prompts that steps belong to, from one hashable label per step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from .bootstrap import PromptBootstrap, numbered
 def prompt_bootstrap(
     prompts: Any, resamples: int = 1000, confidence: float = 0.95, seed: int = 0
 ) -> PromptBootstrap:
-    """Return resamples of the prompts that (N,) labels name, one label per step.
+    """Return resamples of the prompts that steps belong to.
 
-    Labels are numbers, texts or any other hashable objects; equal ones are one prompt.
+    Args:
+        prompts: (N,), a label of each step's prompt, of any hashable type.
+        resamples: their number, at least 1.
+        confidence: of the intervals, in (0, 1).
+        seed: of the draws, at least 0.
 
     Raises:
-        ValueError: `prompts` is not a row of labels, or a setting is out of range.
+        ValueError: there is not one label per step, or a setting is out of range.
 
     >>> prompt_bootstrap(["b", "b", "a"], resamples=20).count
     2
