@@ -26,7 +26,7 @@ OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 
 
 def name_of(path: str) -> str:
-    """Return the printed name of a model: that of its directory, or of its hub id.
+    """Return the printed name of a model, from its directory or hub id.
 
     >>> name_of("~/models/Qwen3-0.6B/"), name_of("..")
     ('Qwen3-0.6B', 'local')
@@ -41,7 +41,7 @@ OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 
 
 def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
-    """Return the directories of `--config-dir` among the words of a command line, and the rest."""
+    """Split the words of a command line into the directories of `--config-dir` and the rest."""
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--config-dir", "-cd", action="append", default=[], type=Path)
     parsed, rest = options.parse_known_args(list(words))
@@ -55,7 +55,7 @@ def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
 
 
 def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files (names may hold "=") or addresses of a command line, and the overrides."""
+    """Split a command line into files (whose names may have "=") or addresses, and overrides."""
     folders, rest = config_dirs(words)
     files = [word for word in rest if not OVERRIDE.match(word) or os.path.exists(word)]  # noqa: PTH110
     overrides = [word for word in rest if word not in files]
@@ -63,7 +63,7 @@ def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def composed(words: Iterable[str]) -> DictConfig:
-    """Compose the configuration as ``python -m pipeline`` does, from the words behind it."""
+    """Compose the configuration from the words that follow ``python -m pipeline``."""
     folders, overrides = config_dirs(words := list(words))
     if folders:
         places = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
@@ -77,7 +77,7 @@ def composed(words: Iterable[str]) -> DictConfig:
 
 
 def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
-    """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint."""
+    """Raise an error of Hydra or OmegaConf as one line with a hint."""
     from analysis.validation import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error
@@ -108,7 +108,7 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
 
 
 def settings_of(config: DictConfig) -> Config:
-    """Return a composed configuration as checked settings."""
+    """Return the settings of a composed configuration; PipelineError names every wrong key."""
     try:
         OmegaConf.to_container(config, throw_on_missing=True)
         values: Any = OmegaConf.to_container(config, resolve=True)
@@ -123,19 +123,19 @@ def settings_of(config: DictConfig) -> Config:
 
 
 def _problem(error: Mapping[str, Any], values: Any) -> str:
-    """Return a problem that pydantic found in `values` as `key=value: what is allowed`."""
+    """Return an error of pydantic on `values` as `key=value: what is allowed`."""
     from analysis.validation import nearest
 
-    place = [part for part in error["loc"] if part != "[key]"]
-    texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)
+    path = [part for part in error["loc"] if part != "[key]"]
+    texts = (text if (text := str(part)).isprintable() else ascii(text) for part in path)
     key = ".".join(texts)
     value = error["input"]
     reason = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
     if error["type"] == "missing":
         return f"{key} must be given"
     if error["type"] == "extra_forbidden":
-        names = [name for name in reduce(getitem, place[:-1], values) if name != place[-1]]
-        return f"{key} is not known{nearest(str(place[-1]), names)}: give one of {', '.join(names)}"
+        names = [name for name in reduce(getitem, path[:-1], values) if name != path[-1]]
+        return f"{key} is not known{nearest(str(path[-1]), names)}: give one of {', '.join(names)}"
     if error["type"] == "model_type":
         reason = f"has keys of its own: give {key}.KEY=VALUE"
     if error["type"] == "string_type":
@@ -146,7 +146,7 @@ def _problem(error: Mapping[str, Any], values: Any) -> str:
 
 
 def report_name(config: Config) -> str:
-    """Return the name of the directory of a report."""
+    """Return the name of a report's directory."""
     local = config.targets.get("local")
     name = config.study if local is None else f"{config.study}-{local.label}"
     return config.study_name or name

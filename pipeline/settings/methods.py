@@ -1,7 +1,8 @@
 """Decoding methods: drafter, acceptance, draft length, temperature and tree, from configuration.
 
-`decoding.methods` holds them by name. A rule stands where it is used,
-``{drafter: model, rule: additive, t: 0.1, draft_length: 4}``; a list as a value multiplies.
+`decoding.methods` has them by name, each with its rule's parameters:
+``{drafter: model, rule: additive, t: 0.1, draft_length: 4}``. A list as a value stands for one
+method per value.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from pipeline.settings.criteria import rule_entries
 if TYPE_CHECKING:
     from pipeline.core.stage import Task
 
-ALONE = "none"  # the drafter of the baseline, the target alone
+ALONE = "none"  # the drafter of a baseline, which is the target alone
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
-RACES = "races"  # the sampling whose baseline needs noise of its own
-ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
+RACES = "races"  # exponential races, whose baseline samples with the same noise
+ARGMAX = "argmax"  # speculative sampling with the drafter's argmax as draft, as in engines
 SAMPLINGS = {
     SPECULATIVE: "speculative sampling",
     ARGMAX: "speculative sampling, argmax drafts",
     RACES: "exponential races",
 }
-DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
-SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and how it is printed
+DYNAMIC = "dynamic"  # a tree whose nodes are chosen anew in each call
+SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # a tree's keys, and how it is printed
     "sequence": ((), "sequence"),
     "batch": (("width",), "batch of {width}"),
     "symmetric": (("width",), "symmetric, {width} wide"),
@@ -47,8 +48,8 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and
     "optimal": (("nodes",), "tau* of {nodes}"),
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
 }
-MAX_NODES = 4096  # of a draft tree: one pass of the target reads them all
-MAX_CRITERIA_NODES = 64  # of the draft tree for a tree rule of `criteria`
+MAX_NODES = 4096  # of a draft tree, which one pass of the target reads
+MAX_CRITERIA_NODES = 64  # of the draft tree of a tree rule in `criteria`
 CRITERIA = "criteria"  # the rule that stands for those of `criteria`
 KEY = "decoding.methods"
 EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
@@ -66,7 +67,7 @@ class DraftTree:
     # children of a token (batch, symmetric); of a dynamic tree also tokens with children
     width: Few | None = None
     nodes: Few | None = None  # drafted tokens (optimal, dynamic)
-    # R over sibling indices (optimal), once stage drafts has measured it
+    # acceptance rates R(1), R(2), ... of siblings (optimal), once stage drafts has measured them
     acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -89,10 +90,10 @@ class DraftTree:
 
     @lru_cache  # noqa: B019  frozen
     def topology(self, draft_length: int) -> Topology | DynamicTree:
-        """Return the tree in level order, or how it grows, of at most `draft_length` levels.
+        """Return the tree of at most `draft_length` levels, in level order, or how it grows.
 
         Raises:
-            ValueError: there is none, or it is too large.
+            ValueError: there is no such tree, or it is too large.
         """
         width = self.width or 0
         nodes = self.nodes or 0
@@ -119,7 +120,7 @@ class DraftTree:
         return growth if self.shape == DYNAMIC else make[self.shape]().by_level()
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the configured keys as plain values; they identify the tree."""
+        """Return the configured keys, which identify the tree, as plain values."""
         return {"tree": self.shape} | {key: getattr(self, key) for key in SHAPES[self.shape][0]}
 
 
@@ -142,21 +143,21 @@ class Method:
     # drafted tokens in a row per call, at most; 0 for a baseline
     draft_length: Annotated[int, Field(ge=0, le=MAX_NODES)]
     rule: Rule | None = None  # the acceptance rule; None for a baseline, or sampling without one
-    # the sampling scheme; None for a rule without one. The baseline of methods with races has races
-    # as well, so that it samples with the same noise
+    # the sampling scheme; None for a rule. The baseline of methods with races has races, too, so
+    # that both sample with the same noise
     sampling: Literal["speculative", "argmax", "races"] | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.0  # 0 is greedy
     tree: DraftTree | None = None  # the shape of its drafts; None: chains
 
     @property
     def drafts_most_probable(self) -> bool:
-        """Whether drafts are the most probable tokens although the target samples, as in EAGLE-3.
+        """Whether drafts are the drafter's most probable tokens although the target samples.
 
-        `sampling: argmax` says so, and a rule with a tree means it; in chains a rule's drafts are
-        sampled.
+        They are with `sampling: argmax`, and for a rule with a tree, as in EAGLE-3; for a rule with
+        chains they are sampled.
         """
-        mars = self.rule is not None and self.tree is not None
-        return self.temperature > 0 and (self.sampling == ARGMAX or mars)
+        is_rule_with_tree = self.rule is not None and self.tree is not None
+        return self.temperature > 0 and (self.sampling == ARGMAX or is_rule_with_tree)
 
     @property
     def topology(self) -> Topology | DynamicTree | None:
@@ -170,7 +171,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """The method as printed in lines, without draft length and temperature."""
+        """The printed name, without draft length and temperature."""
         if self.drafter == ALONE:
             scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         else:
@@ -179,14 +180,14 @@ class Method:
 
     @property
     def title(self) -> str:
-        """The method as printed in tables: its rule is written as in the papers."""
+        """The name in tables, with the rule as the papers write it."""
         if self.rule is None:
             return self.name[:1].upper() + self.name[1:]
         return ", ".join([self.rule.title, *self._drafting])
 
     @property
     def scheme(self) -> str:
-        """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
+        """How drafts are verified, for use in a sentence; without drafter and draft length."""
         if self.rule is None:
             name = SAMPLINGS.get(str(self.sampling), BASELINE)
             return name + "".join(f" ({text})" for text in self._shape)
@@ -206,11 +207,11 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output is that of the target, or distributed like it."""
+        """Whether the output equals the target's, or has its distribution."""
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the method as plain values, for `read_method`, without the measured rates."""
+        """Return the method as plain values, for `read_method`; without measured rates."""
         mapping = {key: getattr(self, key) for key in OF_METHOD}
         if self.rule is not None:
             mapping["rule"] = to_mapping(self.rule)
@@ -218,34 +219,34 @@ class Method:
 
 
 def method_entries(method: Method) -> dict[str, Any]:
-    """Return a method as settings of an artifact: with the digest of the file of a user's rule."""
+    """Return a method as settings of a task; a user's rule has the digest of its file, too."""
     return method.to_mapping() | ({} if method.rule is None else rule_entries(method.rule))
 
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
-    """Return the method of a mapping of `Method.to_mapping`; other keys are ignored."""
+    """Return the method that `Method.to_mapping` described; other keys are ignored."""
     rule = None if mapping.get("rule") is None else build(mapping["rule"])
     values = {key: mapping[key] for key in OF_METHOD}
     return Method(**values, rule=rule, tree=_tree(mapping, "method"))
 
 
 def methods_of(task: Task) -> list[Method]:
-    """Return the methods that `method_entries` described in the settings of a task."""
+    """Return the methods from the entries of `method_entries` in a task's settings."""
     return [read_method(entry) for entry in task.settings["methods"]]
 
 
 def baseline(method: Method) -> Method:
-    """Return the target alone as `method` is compared with it: with the same noise.
+    """Return the target alone, with the noise that makes it comparable with `method`.
 
-    Races decode token for token what the target alone decodes with the same race, so they have
-    a baseline of their own; all other methods of a temperature share one.
+    Races yield token for token what the target alone samples with the same race, so they have a
+    baseline of their own. All other methods of a temperature share one.
     """
     races: Any = RACES if method.sampling == RACES else None
     return Method(ALONE, 0, None, races, method.temperature)
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:
-    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
+    """Return the baselines of `methods`, each once and coldest first, then the methods."""
     alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
     return [*alone, *methods]
 
@@ -253,11 +254,14 @@ def with_baselines(methods: Sequence[Method]) -> list[Method]:
 def build_methods(
     entries: Any, criteria: Sequence[Rule], draft_length: int | None = None
 ) -> list[Method]:
-    """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
+    """Return the methods of `decoding.methods`; a list as a value stands for one method per item.
 
-    An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for, unless
-    another entry already decodes with them. `draft_length`, unless it is None, replaces that of
-    every method; methods that are then equal become one.
+    Args:
+        entries: `decoding.methods`; entries of null are left out.
+        criteria: the rules that `rule: criteria` stands for. A method that another entry gives,
+            too, is not repeated.
+        draft_length: replaces that of every method, and methods that become equal become one.
+            None: as configured.
     """
     by_name = entries if isinstance(entries, Mapping) else {}
     named = {name: entry for name, entry in by_name.items() if entry is not None}
@@ -265,8 +269,8 @@ def build_methods(
         raise PipelineError(
             f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
         )
-    where = dict[Method, str]()  # of each method, where it stands
-    for name in sorted(named, key=lambda name: _of_criteria(named[name])):  # these last
+    where = dict[Method, str]()  # the key of each method
+    for name in sorted(named, key=lambda name: _of_criteria(named[name])):  # `rule: criteria` last
         for method in _built(named[name], criteria, f"{KEY}.{name}"):
             if method not in where:
                 where[method] = f"{KEY}.{name}"
@@ -304,7 +308,7 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
 
 
 def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
-    """Return the method of an entry without lists; a rule that is given stands for its own."""
+    """Return the method of an entry without lists; `rule` is used if it has none of its own."""
     mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
     kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
     names = [] if kind is None else [spec.name for spec in fields(kind)]
@@ -337,7 +341,7 @@ def _of_length(method: Method, length: int) -> Method:
 
 
 def _contradiction(method: Method) -> str:
-    """Return what contradicts in a configured method; empty if nothing does."""
+    """Return what is contradictory in a configured method; empty if nothing is."""
     rule = method.rule
     warm = method.temperature > 0
     if method.drafter == ALONE or method.draft_length < 1:
