@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .array_input import as_array, as_rows
 from .validation import checked_integer, checked_number, described
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
-
 PART = 8192  # steps processed at a time
 LOGITS_AT_ONCE = 2**21  # logits processed at a time
 PROBABILITIES_AT_ONCE = 2**16  # probabilities checked at a time
@@ -375,42 +375,6 @@ def _token_ids(top_ids: ArrayLike, values: NDArray[Any], vocab_size: int) -> NDA
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"ids has {wrong}: give token ids in [0, {vocab_size - 1}]")
     return ids.astype(np.int32, copy=False)
-
-
-def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array, a tensor of PyTorch on any device, or a list of them as a plain array.
-
-    Half precision of a tensor becomes float32, which is exact.
-
-    Raises:
-        ValueError: `name` is no array, or has masked values, for which there is no number.
-    """
-    if isinstance(value, list | tuple) and any(hasattr(part, "ndim") for part in value):
-        value = [as_array(name, part) for part in value]
-    if np.ma.is_masked(value):
-        raise ValueError(
-            f"{name} has masked values: give what is meant there, such as -inf for a token's logit"
-        )
-    try:
-        if hasattr(value, "detach"):  # a tensor, whose library is not imported here
-            value = value.detach().to_dense().cpu()
-            half = value.is_floating_point() and value.element_size() < 4
-            value = (value.float() if half else value).numpy()
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{name} is {described(value)}, which is no array: {reason}") from None
-
-
-def as_rows(name: str, value: Any) -> NDArray[Any]:
-    """Return an array (steps, vocabulary) of float32 or float64; one row is one step."""
-    array = np.atleast_2d(as_array(name, value))
-    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(
-            f"{name} is {array.dtype} {array.shape}: give numbers (steps, vocabulary), or one row"
-        )
-    fits_float32 = array.dtype in (np.float16, np.float32)
-    return array.astype(np.float32 if fits_float32 else np.float64, copy=False)
 
 
 def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:

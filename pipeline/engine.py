@@ -36,14 +36,9 @@ from pipeline.engines.printed_text import counted
 from pipeline.engines.recommendation import recommendation
 from pipeline.engines.run_table import engine_figures, missing_counts, run_table, source_table
 from pipeline.engines.runs import Run, read_run, run_files
+from pipeline.engines.runs_by_load import Load, compare_by_load
 from pipeline.engines.schedule import schedule, what_if
-from pipeline.engines.speed_by_load import (
-    Load,
-    compare_by_load,
-    load_rows,
-    load_table,
-    rows_between,
-)
+from pipeline.engines.speed_by_load import load_rows, load_table, rows_between
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"

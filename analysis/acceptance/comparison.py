@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import LOGITS_AT_ONCE, Floats, as_rows
+from ..array_input import as_rows
+from ..topk import LOGITS_AT_ONCE, Floats
 
 
 class Compared(NamedTuple):

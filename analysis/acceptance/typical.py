@@ -29,12 +29,13 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..array_input import as_array
 from ..certificates.certify import certify, check_top_k
 from ..rule_text import is_several, rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
-from ..topk import Distributions, Floats, Indices, TopK, as_array
+from ..topk import Distributions, Floats, Indices, TopK
 from ..validation import checked_integer, described
 
 DRAWS = 200  # random directions a step

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import Floats, TopK, as_array
+from ..array_input import as_array
+from ..topk import Floats, TopK
 from ..validation import described
 from .estimate import Estimate
 

@@ -12,27 +12,23 @@ from __future__ import annotations
 import errno
 import math
 import os
-import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 
+from pipeline.core.environment import environment
 from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import digest, file_digest, put, remove, slug, sync, write_json
-from pipeline.core.paths import ROOT
 from pipeline.core.secrets import without_secrets
-from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
+from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Out, Stage, Task
 from pipeline.core.terminal import go_on
-from pipeline.core.timings import Asked, in_words, machines, processor
+from pipeline.core.timings import Asked, in_words, machines
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock, no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph per target, the sentence first
@@ -55,7 +51,6 @@ ARTIFACT = re.compile(r"[^.].*-[0-9a-f]{12}")
 WORKSPACE = re.compile(r"\.([0-9a-f]{12})\.[0-9a-f]{8}(?:\.v(\d+))?\.partial")
 ABANDONED = 30  # days without a change after which a workspace is removed
 DAY = 86_400.0  # seconds
-PACKAGES = ("numpy", "pyarrow", "pandas", "numba", "matplotlib", "torch", "transformers")
 
 
 class Store:
@@ -401,24 +396,6 @@ def drop_unfinished(work: Path) -> None:
 def relative(path: Path) -> str:
     """Return `path` as a user in the working directory would write it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-@cache
-def environment() -> Json:
-    """Return the entries of a record about the machine, the packages and the git commit."""
-    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True)
-        commit = done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None  # no repository, or no git
-    return {
-        "versions": versions,
-        "platform": platform.platform(),
-        "processor": processor(),
-        "git": commit,
-    }
 
 
 def _changed_answers(made: Artifact, other: Artifact) -> int:

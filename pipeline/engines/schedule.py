@@ -15,14 +15,9 @@ from pipeline.engines.comparison import Speed
 from pipeline.engines.recommendation import SURE, doubt_of
 from pipeline.engines.registry import engine_named
 from pipeline.engines.runs import Run
-from pipeline.engines.speed_by_load import (
-    Load,
-    costs_at,
-    load_rows,
-    load_table,
-    predicted_rows,
-    rates_and_draft_share,
-)
+from pipeline.engines.runs_by_load import Load, rates_and_draft_share
+from pipeline.engines.speed_by_load import load_rows, load_table, predicted_rows
+from pipeline.engines.step_costs import costs_at
 
 Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft length
 

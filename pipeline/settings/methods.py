@@ -1,28 +1,20 @@
-"""Decoding methods: drafter, acceptance, draft length, temperature and tree, from configuration.
-
-`decoding.methods` has them by name, each with its rule's parameters:
-``{drafter: model, rule: additive, t: 0.1, draft_length: 4}``. A list as a value stands for one
-method per value.
-"""
+"""Decoding methods: drafter, acceptance, draft length, temperature, tree, and their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from analysis.rule_base import FIELDS_CHECKED
-from analysis.rule_config import TARGET, build, combinations, rule_class, to_mapping
+from analysis.rule_config import build, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
 from analysis.validation import check_keys, checked
-from pipeline.core.errors import PipelineError
 from pipeline.drafters import NAMES, kind_of
 from pipeline.settings.criteria import rule_entries
 
@@ -49,10 +41,6 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # a tree's keys, and how 
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
 }
 MAX_NODES = 4096  # of a draft tree, which one pass of the target reads
-MAX_CRITERIA_NODES = 64  # of the draft tree of a tree rule in `criteria`
-CRITERIA = "criteria"  # the rule that stands for those of `criteria`
-KEY = "decoding.methods"
-EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
 OF_METHOD = ("drafter", "draft_length", "sampling", "temperature")
 OF_TREE = ("width", "nodes")
 Few = Annotated[int, Field(ge=1, le=MAX_NODES)]
@@ -227,7 +215,7 @@ def read_method(mapping: Mapping[str, Any]) -> Method:
     """Return the method that `Method.to_mapping` described; other keys are ignored."""
     rule = None if mapping.get("rule") is None else build(mapping["rule"])
     values = {key: mapping[key] for key in OF_METHOD}
-    return Method(**values, rule=rule, tree=_tree(mapping, "method"))
+    return Method(**values, rule=rule, tree=read_tree(mapping, "method"))
 
 
 def methods_of(task: Task) -> list[Method]:
@@ -251,126 +239,11 @@ def with_baselines(methods: Sequence[Method]) -> list[Method]:
     return [*alone, *methods]
 
 
-def build_methods(
-    entries: Any, criteria: Sequence[Rule], draft_length: int | None = None
-) -> list[Method]:
-    """Return the methods of `decoding.methods`; a list as a value stands for one method per item.
-
-    Args:
-        entries: `decoding.methods`; entries of null are left out.
-        criteria: the rules that `rule: criteria` stands for. A method that another entry gives,
-            too, is not repeated.
-        draft_length: replaces that of every method, and methods that become equal become one.
-            None: as configured.
-    """
-    by_name = entries if isinstance(entries, Mapping) else {}
-    named = {name: entry for name, entry in by_name.items() if entry is not None}
-    if not named:
-        raise PipelineError(
-            f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
-        )
-    where = dict[Method, str]()  # the key of each method
-    for name in sorted(named, key=lambda name: _of_criteria(named[name])):  # `rule: criteria` last
-        for method in _built(named[name], criteria, f"{KEY}.{name}"):
-            if method not in where:
-                where[method] = f"{KEY}.{name}"
-            elif not _of_criteria(named[name]):
-                raise PipelineError(f"{KEY}.{name}: {method.name} is given twice")
-    if draft_length is not None:
-        where = {_of_length(method, draft_length): place for method, place in where.items()}
-    for method, place in where.items():
-        if fault := _contradiction(method):
-            raise PipelineError(f"{place}: {fault}")
-    return list(where)
-
-
-def _of_criteria(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and entry.get("rule") == CRITERIA
-
-
-def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
-    if not isinstance(entry, Mapping):
-        raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
-    try:
-        for point in combinations(entry):
-            if not _of_criteria(point):
-                yield _method(point, where)
-                continue
-            del point["rule"]
-            for rule in criteria:
-                method = _method(point, where, rule)
-                yield _of_length(method, method.draft_length)
-    except ValueError as error:
-        message = str(error)
-        raise PipelineError(
-            message if message.startswith(where) else f"{where}: {message}"
-        ) from error
-
-
-def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
-    """Return the method of an entry without lists; `rule` is used if it has none of its own."""
-    mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
-    kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
-    names = [] if kind is None else [spec.name for spec in fields(kind)]
-    check_keys(parameters, [*OF_METHOD, "rule", "tree", *OF_TREE, *names], where)
-    rule = build(mine) if kind is not None else rule
-    tree = _tree(entry, where)
-    if isinstance(rule, Tree):
-        if tree is not None:
-            raise ValueError("rule: tree is greedy on a symmetric tree of width m: leave out tree")
-        tree = DraftTree("symmetric", rule.m)
-    values = {key: entry[key] for key in OF_METHOD if key in entry}
-    return checked(Method, values | {"rule": rule, "tree": tree}, where)
-
-
-def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
+def read_tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
+    """Return the draft tree in a method's mapping; a ValueError names the key, below `where`."""
     values = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
     if mapping.get("tree") is None:
         for key, value in values.items():
             raise ValueError(f"{where}.{key}={value} is not allowed without tree")
         return None
     return checked(DraftTree, {"shape": mapping["tree"], **values}, where)
-
-
-def _of_length(method: Method, length: int) -> Method:
-    if isinstance(method.rule, Tree):
-        sizes = accumulate(method.rule.m**level for level in range(1, MAX_CRITERIA_NODES + 1))
-        deepest = sum(size <= MAX_CRITERIA_NODES for size in sizes)
-        length = min(length, max(deepest, 1))
-    return replace(method, draft_length=length)
-
-
-def _contradiction(method: Method) -> str:
-    """Return what is contradictory in a configured method; empty if nothing is."""
-    rule = method.rule
-    warm = method.temperature > 0
-    if method.drafter == ALONE or method.draft_length < 1:
-        return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
-    if (rule is None) == (method.sampling is None):
-        return f"give either rule or sampling ({', '.join(SAMPLINGS)})"
-    if rule is None and not warm:
-        return "temperature=0 samples nothing: give a number above 0, or rule: greedy"
-    if rule is not None and warm and not rule.samples:
-        return (
-            f"temperature={method.temperature:g} is not allowed: give 0 for a rule; above 0 only "
-            "mars, speculative sampling and races are defined"
-        )
-    if not (rule is None or rule.judges_tokens or isinstance(rule, Tree)):
-        return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
-    return "" if method.tree is None else _contradiction_of_tree(method, method.tree)
-
-
-def _contradiction_of_tree(method: Method, tree: DraftTree) -> str:
-    if not kind_of(method.drafter).gives_logits:
-        return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
-    if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
-        return (
-            "sampling=speculative is not lossless where nodes are chosen by what was drawn: give "
-            "sampling: races, rule: greedy, or a tree of fixed shape"
-        )
-    try:
-        if not tree.needs_drafts:
-            tree.topology(method.draft_length)
-    except ValueError as error:
-        return str(error)
-    return ""

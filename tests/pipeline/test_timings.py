@@ -180,7 +180,7 @@ def elsewhere(monkeypatch):
         monkeypatch.setattr("pipeline.core.store.processor", lambda: name)
         monkeypatch.setattr("pipeline.core.store.environment", lambda: old | {"processor": name})
 
-    from pipeline.core.store import environment
+    from pipeline.core.environment import environment
 
     old = environment()
     return leave
