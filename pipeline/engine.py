@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> None:
         runs = _read(files, settings.decoding.draft_length)
         if len(runs) == 1:
             if checked or supposed:
-                given = "a study to check with" if checked else "what_if"
-                raise PipelineError(f"{given} was given, and not BASE and SPEC: {USAGE}")
+                what = "a study to check with" if checked else "what_if"
+                raise PipelineError(f"{what} was given, and not BASE and SPEC: {USAGE}")
             hint = "for the speed give the same server without drafts as well: BASE SPEC..."
             print("\n".join([*_table(runs), *_unknown(runs), hint]))
             return

@@ -244,7 +244,7 @@ class Store:
             if path.is_file():
                 files[path.relative_to(out.directory).as_posix()] = file_digest(path)
             sync(path)
-        lines = [f"{name} {of}\n" for name, of in files.items() if not name.startswith(TIMED)]
+        lines = [f"{name} {files[name]}\n" for name in files if not name.startswith(TIMED)]
         record = {
             "stage": task.stage.name,
             "version": task.stage.version,
@@ -252,7 +252,9 @@ class Store:
             "key": task.key,
             "settings": task.settings,
             "inputs": dict(contents),
-            "input_timings": {name: of for name, of in timings.items() if of is not None},
+            "input_timings": {
+                name: of_input for name, of_input in timings.items() if of_input is not None
+            },
             "asked": None if task.asked is None else task.asked.entries,
             "content": digest("".join(lines).encode()),
             "files": files,

@@ -186,12 +186,12 @@ def connect() -> Any:
     return ray
 
 
-def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
+def allocate(resources: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
     """Return the number of workers, by default one per GPU, and the CPUs and GPUs of each."""
     device = spec.device.name
     threads = spec.device.threads
-    processors = int(there.get("CPU", 0))
-    gpus = int(there.get("GPU", 0))
+    processors = int(resources.get("CPU", 0))
+    gpus = int(resources.get("GPU", 0))
     on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)
     most = gpus if on_gpus else processors // (threads or processors)
     count = spec.execution.workers or max(1, most)

@@ -233,8 +233,11 @@ def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
     both = [name for name in base.counts.answers if name in run.counts.answers]
     if not both:
         return base.tokens, run.tokens
-    sizes = [[of.counts.answers[name].size or math.nan for name in both] for of in (base, run)]
-    return sum(sizes[0]), sum(sizes[1])
+    of_base, of_run = (
+        sum(counted.counts.answers[name].size or math.nan for name in both)
+        for counted in (base, run)
+    )
+    return of_base, of_run
 
 
 def _doubts_of_cost(run: Run, cost: float) -> list[str]:
@@ -271,11 +274,13 @@ def _by_answers(
 ) -> tuple[str, Estimate | None]:
     """Return the first clock that all runs have of each answer, and the (R - 1,) speeds by it."""
     answers = [run.answers for run in runs]
-    prompts = [name for name in answers[0] if all(name in others for others in answers)]
-    sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
+    prompts = [name for name in answers[0] if all(name in by_name for by_name in answers)]
+    sizes = [[by_name[name].size or math.nan for by_name in answers] for name in prompts]
     tokens = np.array(sizes, dtype=np.float64)  # (P, R)
     for clock in clocks:
-        seconds = np.array([[getattr(of[name], clock) for of in answers] for name in prompts])
+        seconds = np.array(
+            [[getattr(by_name[name], clock) for by_name in answers] for name in prompts]
+        )
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = speed_bootstrap(len(prompts), *statistics)

@@ -63,7 +63,9 @@ def source_table(runs: Sequence[Run]) -> list[str]:
         answers = run.counts.answers
         sources = sorted({answer.source for answer in answers.values()} - {""})
         for source in sources if len(sources) > 1 else ():
-            of_source = {name: of for name, of in answers.items() if of.source == source}
+            of_source = {
+                name: answer for name, answer in answers.items() if answer.source == source
+            }
             counts = total_counts(run.engine, of_source)
             if counts.drafting:
                 part = replace(run, counts=counts, page=None)

@@ -56,7 +56,9 @@ class Load:
         longest = max(known)
         return Costs(
             costs_by_length({length: speed.cost for length, speed in known.items()}, longest + 1),
-            np.interp(np.arange(longest + 2), sorted(rests), [rests[at] for at in sorted(rests)]),
+            np.interp(
+                np.arange(longest + 2), sorted(rests), [rests[length] for length in sorted(rests)]
+            ),
             decoding,
             frozenset(known),
         )
@@ -78,22 +80,22 @@ def compare_by_load(runs: Sequence[Run], statistics: Resampling) -> tuple[list[L
     for run in runs[1:]:
         if any(run is base for base in bases):
             continue
-        at = _base_of(run, bases)
-        if at is None:
+        index = _base_of(run, bases)
+        if index is None:
             load = "an unknown load" if run.load is None else f"load {run.load}"
             notes.append(
                 f"{run.path.name} is left out: it is of {load}, and no run without drafts is: give "
                 "one"
             )
         else:
-            members[at].append(run)
+            members[index].append(run)
     loads = []
     for base, specs in zip(bases, members, strict=True):
         if not specs:
             notes.append(f"{base.path.name} has no run with drafts at its load, {base.load}")
             continue
-        speeds, said = compare(base, specs, statistics, clocks_of(runs))
-        loads.append(Load(base.load, base, specs, speeds, said))
+        speeds, notes_on_speeds = compare(base, specs, statistics, clocks_of(runs))
+        loads.append(Load(base.load, base, specs, speeds, notes_on_speeds))
     return sorted(loads, key=lambda load: load.requests or 0), notes
 
 

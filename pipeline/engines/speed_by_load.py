@@ -110,7 +110,7 @@ def rows_between(loads: Sequence[Load]) -> list[Row]:
     if len(ends) < 2 or not rates_and_draft_share(loads)[0]:
         return []
     doubled = [min(ends) * 2**times for times in range(1, max(ends).bit_length())]
-    between = [at for at in doubled if at < max(ends) and at not in ends]
+    between = [requests for requests in doubled if requests < max(ends) and requests not in ends]
     return predicted_rows(loads, between, None)
 
 
@@ -132,14 +132,14 @@ def predicted_rows(
             "what_if: no run that compares tells acceptance by position: give what_if.acceptance=N"
         )
     rows = []
-    for at in requests:
-        costs = costs_at(loads, at)
+    for load in requests:
+        costs = costs_at(loads, load)
         if costs is None:
             raise PipelineError(
                 "what_if: no run that compares tells the cost of a step: give pages of /metrics, "
                 "or answers that python -m pipeline.ask saved"
             )
-        rows += _predicted(at, costs, rates, 1.0 if math.isnan(share) else share)
+        rows += _predicted(load, costs, rates, 1.0 if math.isnan(share) else share)
     return rows
 
 

@@ -77,7 +77,7 @@ def _check_emitted(place: str, step: Step) -> None:
         raise OddStepError(
             f"{place}: the list of a step has token {twice} twice: give the engine's own answers"
         )
-    emitted_log_prob = step.own
+    emitted_log_prob = step.log_prob
     if emitted_log_prob is None or emitted_log_prob <= MASKED:
         return
     emitted = step.emitted

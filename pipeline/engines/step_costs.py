@@ -56,22 +56,21 @@ class Costs:
 
 def costs_at(loads: Sequence[Load], requests: int | None) -> Costs | None:
     """Return the costs at a load: measured there, else between its neighbours, else the nearest."""
-    known = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
-    if not known:
+    measured = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
+    if not measured:
         return None
-    placed = [(at, costs) for at, costs in known if at is not None]
-    if requests is None or not placed:
-        of, costs = known[0]
-        return _moved(costs, "at a load that is not told" if of is None else f"at load {of}")
-    exact = [costs for at, costs in placed if at == requests]
-    if exact:
-        return exact[0]
-    below = max((pair for pair in placed if pair[0] < requests), default=None, key=lambda p: p[0])
-    above = min((pair for pair in placed if pair[0] > requests), default=None, key=lambda p: p[0])
+    by_load = {load: costs for load, costs in measured if load is not None}
+    if requests is None or not by_load:
+        load, costs = measured[0]
+        return _moved(costs, "at a load that is not told" if load is None else f"at load {load}")
+    if requests in by_load:
+        return by_load[requests]
+    below = max((load for load in by_load if load < requests), default=None)
+    above = min((load for load in by_load if load > requests), default=None)
     if below is None or above is None:
-        at, costs = below or above or placed[0]
-        return _moved(costs, f"at load {at}, the nearest")
-    return _between(requests, below, above)
+        nearest = next(load for load in (below, above) if load is not None)
+        return _moved(by_load[nearest], f"at load {nearest}, the nearest")
+    return _between(requests, (below, by_load[below]), (above, by_load[above]))
 
 
 def _moved(costs: Costs, origin: str) -> Costs:
@@ -82,14 +81,14 @@ def _between(requests: int, below: tuple[int, Costs], above: tuple[int, Costs]) 
     """Return the costs between two loads, up to the length that both have."""
     size = min(len(below[1].steps), len(above[1].steps))
 
-    def at(name: str) -> Floats:
+    def interpolated(name: str) -> Floats:
         ends = (np.atleast_1d(getattr(costs, name))[:size] for costs in (below[1], above[1]))
         return between_loads(requests, (below[0], next(ends)), (above[0], next(ends)))
 
     return Costs(
-        at("steps"),
-        at("rests"),
-        float(at("decoding")[0]),
+        interpolated("steps"),
+        interpolated("rests"),
+        float(interpolated("decoding")[0]),
         below[1].lengths & above[1].lengths,
         f"between loads {below[0]} and {above[0]}",
         (below[1], above[1]),

@@ -34,8 +34,8 @@ def cached_commit(name: str, revision: str | None, kind: str) -> str | None:
     """Return the commit of a revision from the cache; None if it has none."""
     known = revision or ""
     if not COMMIT.fullmatch(known):
-        place = _reference(name, revision, kind)
-        known = place.read_text(errors="replace").strip() if place.is_file() else ""
+        reference = _reference(name, revision, kind)
+        known = reference.read_text(errors="replace").strip() if reference.is_file() else ""
     return known if COMMIT.fullmatch(known) else None
 
 
@@ -53,10 +53,10 @@ def newest_commit(name: str, revision: str | None, kind: str, key: str) -> str:
 def keep_commit(name: str, revision: str | None, kind: str, commit: str) -> None:
     """Write the commit of a revision to the client's cache, so that later runs need no hub."""
     if not COMMIT.fullmatch(revision or ""):
-        place = _reference(name, revision, kind)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        reference = _reference(name, revision, kind)
+        reference.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError, FileNotFoundError):  # another process writes it
-            write_whole(place, commit.encode())
+            write_whole(reference, commit.encode())
 
 
 def _reference(name: str, revision: str | None, kind: str) -> Path:

@@ -36,8 +36,8 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
     if root is not None and root.is_file():
         files = [root]
     else:
-        place = root or hub_files(path, commit, patterns, KEY, "dataset")
-        files = matching(place, patterns, PROMPT_LEVELS if root else None)
+        folder = root or hub_files(path, commit, patterns, KEY, "dataset")
+        files = matching(folder, patterns, PROMPT_LEVELS if root else None)
     suffixes = {f"*{file.suffix}" for file in files}
     if len(suffixes) != 1 or not suffixes <= set(PROMPT_FILES):
         raise PipelineError(
@@ -64,15 +64,16 @@ class PromptRows:
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         if self._table is not None:
             return self._table[index]
-        place, line = self._lines[index]
+        position, line = self._lines[index]
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"{KEY}: {place} is no JSON: {first_line(error)}. Give one object a line, {EXAMPLE}"
+                f"{KEY}: {position} is no JSON: {first_line(error)}. Give one object a line, "
+                f"{EXAMPLE}"
             ) from error
         if not isinstance(row, dict):
-            raise PipelineError(f"{KEY}: {place}: expected an object, as {EXAMPLE}")
+            raise PipelineError(f"{KEY}: {position}: expected an object, as {EXAMPLE}")
         return row
 
 

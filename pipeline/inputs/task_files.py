@@ -117,8 +117,8 @@ def _modules(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield a module's file in a folder or on PYTHONPATH; installed packages are left out."""
     more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for root in (folder, Path.cwd(), *map(Path, more)):
-        place = root.joinpath(*name.split("."))
-        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+        module = root.joinpath(*name.split("."))
+        for path in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
             if name and path.is_file():
                 yield path, path.name
 
@@ -132,11 +132,11 @@ def _files(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
 
 def _data(name: str, path: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files of data with a name: a file, those of a pattern, or all in a folder."""
-    for place in _places(name, path.parent):
-        if place.is_dir():
-            yield from _folder(place, path)
+    for path_of_data in _places(name, path.parent):
+        if path_of_data.is_dir():
+            yield from _folder(path_of_data, path)
         else:
-            pattern = str(place) if glob.has_magic(name) else glob.escape(str(place))
+            pattern = str(path_of_data) if glob.has_magic(name) else glob.escape(str(path_of_data))
             for file in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
                 if _is_file(Path(file)):
                     yield Path(file), Path(file).name

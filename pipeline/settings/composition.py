@@ -66,8 +66,8 @@ def composed(words: Iterable[str]) -> DictConfig:
     """Compose the configuration from the words that follow ``python -m pipeline``."""
     folders, overrides = config_dirs(words := list(words))
     if folders:
-        places = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
-        joined = ",".join(place.with_quotes() for place in places)
+        quoted = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
+        joined = ",".join(address.with_quotes() for address in quoted)
         overrides.append(f"hydra.searchpath=[{joined}]")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -95,11 +95,13 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
 
 def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
     """Return the method of an entry without lists; `rule` is used if it has none of its own."""
-    mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
-    kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
+    of_rule = {
+        key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)
+    }
+    kind, parameters = rule_class(of_rule) if {"rule", TARGET} & of_rule.keys() else (None, of_rule)
     names = [] if kind is None else [spec.name for spec in fields(kind)]
     check_keys(parameters, [*OF_METHOD, "rule", "tree", *OF_TREE, *names], where)
-    rule = build(mine) if kind is not None else rule
+    rule = build(of_rule) if kind is not None else rule
     tree = read_tree(entry, where)
     if isinstance(rule, Tree):
         if tree is not None:
