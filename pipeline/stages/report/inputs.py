@@ -286,8 +286,8 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            usual = usual_acceptance(target, target.kl, [StrictGreedy()])
-            predicted = {law: shares[:, 0] for law, shares in usual}
+            usual = usual_acceptance(target, [(StrictGreedy(), target.kl)])
+            predicted = {law: shares for law, _, shares in usual}
             slack = slacks(greedy.lower, target.kl)
             by_target[target.label] = margins(slack, greedy.accepted, predicted)
     return by_target
