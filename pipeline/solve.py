@@ -96,7 +96,9 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
         print_table(_pivot(shown, key, value, at_a_kl if name == "usual" else whose))
     for row in rows_of["within"]:
         share = estimate_text(Estimate.read(row, "within"), percent=True)
-        print(f"{row['target']}: this drafter's KL is at most {row['eps']:g} at {share} of the steps")
+        print(
+            f"{row['target']}: this drafter's KL is at most {row['eps']:g} at {share} of the steps"
+        )
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
     for note in few_notes(row["prompts"] for row in every):
         print(note)

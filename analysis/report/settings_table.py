@@ -71,8 +71,8 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         "per call: drafts of any length, without each answer's first token, which Table 5 counts. "
         "Usual drafter: the first choices accepted, under strict greedy or at the setting, of one "
         "that is off in a random direction at this KL, and its expected tokens per call. That is "
-        "a model and guarantees nothing; in brackets, no interval: with heavier tails (Laplace) "
-        "and with lighter ones (uniform)."
+        "a model and guarantees nothing; in parentheses, which are no interval: with heavier "
+        "tails (Laplace) and with lighter ones (uniform)."
     )
     if results.drafter:
         drafter = f"{results.drafter}, which is not within that KL at every step"
