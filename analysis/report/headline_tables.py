@@ -181,7 +181,7 @@ def relax_speed_table(
     All rules have the draft length of the drafter's fastest lossless method. `predicted` are
     `call_costs.predictions` by target.
     """
-    lengths = {of.target: _length_of_configured(of) for of in advice}
+    lengths = {of_target.target: _length_of_configured(of_target) for of_target in advice}
     speeds = [
         _predicted_speed(predicted.get(target), rule, lengths.get(target))
         for target, rule in zip(relax.data["target"], relax.data["rule"], strict=True)

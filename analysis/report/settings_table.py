@@ -59,7 +59,8 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         return None
     data = pd.DataFrame(rows)
     index = ["target", "quantity"]
-    worst, usual = (cells_to_grid(data, index, "eps", data[of]) for of in ("text", "usual_text"))
+    worst = cells_to_grid(data, index, "eps", data["text"])
+    usual = cells_to_grid(data, index, "eps", data["usual_text"])
     columns = {}
     for eps in EPSILONS:
         columns[f"any drafter within {eps:g} nats"] = worst[eps]
