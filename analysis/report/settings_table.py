@@ -47,7 +47,8 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         return None
     data = pd.DataFrame(rows)
     index = ["target", "quantity"]
-    worst, usual = (cells_to_grid(data, index, "eps", data[of]) for of in ("text", "usual_text"))
+    worst = cells_to_grid(data, index, "eps", data["text"])
+    usual = cells_to_grid(data, index, "eps", data["usual_text"])
     columns = {}
     for eps in EPSILONS:
         columns[f"any drafter within {eps:g} nats"] = worst[eps]
@@ -59,8 +60,8 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
         "per call: drafts of any length, without each answer's first token, which Table 5 counts. "
         "Usual drafter: the first choices accepted, under strict greedy or at the setting, of one "
         "that is off in a random direction at this KL, and its expected tokens per call. That is "
-        "a model and guarantees nothing; in brackets, no interval: with heavier tails (Laplace) "
-        "and with lighter ones (uniform)."
+        "a model and guarantees nothing; in parentheses, which are no interval: with heavier "
+        "tails (Laplace) and with lighter ones (uniform)."
     )
     if results.drafter:
         drafter = f"{results.drafter}, which is not within that KL at every step"
