@@ -260,7 +260,7 @@ def numbered(name: str, labels: Any) -> Integers:
         return pd.factorize(values)[0].astype(np.intp)
     except TypeError as error:
         raise ValueError(
-            f"{name}: give hashable labels, such as numbers or texts: {error}"
+            f"{name}: give labels that are hashable, as numbers or texts: {error}"
         ) from None
 
 
