@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.acceptance.parameter_range import build_range
-from analysis.report.text import UNDEFINED, few_notes, rounded_down
+from analysis.report.text import UNDEFINED, estimate_text, few_notes, rounded_down
 from analysis.rule_base import check_k
 from analysis.statistics.estimate import Estimate, interval_columns
 from pipeline.core.files import slug
@@ -44,16 +44,26 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def tables(study: Study) -> dict[str, list[Json]]:
-    """Return the rows of four tables: settings, tokens per call, usual drafter, KL needed."""
+    """Return the rows of four tables, and how often the drafter is within `solve.eps`.
+
+    The tables: settings, tokens per call, usual drafter, KL needed.
+    """
     with rule_errors("solve.rules"):
         ranges = [
             build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
             for entry in study.config.solve.rules
         ]
-    rows: dict[str, list[Json]] = {"solved": [], "promised": [], "usual": [], "needed": []}
+    names = ("solved", "promised", "usual", "needed", "within")
+    rows: dict[str, list[Json]] = {name: [] for name in names}
     for name in study.targets:
         target = SolvedTarget(study, name)
-        parts = (target.solved(ranges), target.promised(), target.usual(), target.needed())
+        parts = (
+            target.solved(ranges),
+            target.promised(),
+            target.usual(),
+            target.needed(),
+            target.within(),
+        )
         for table, found in zip(rows.values(), parts, strict=True):
             table += [
                 {"target": target.label, **row, "prompts": target.bootstrap.count} for row in found
@@ -84,6 +94,11 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
         shown = [row for row in rows_of[name] if name == "solved" or row["rule"] == first]
         print(f"{title}:")
         print_table(_pivot(shown, key, value, at_a_kl if name == "usual" else whose))
+    for row in rows_of["within"]:
+        share = estimate_text(Estimate.read(row, "within"), percent=True)
+        print(
+            f"{row['target']}: this drafter's KL is at most {row['eps']:g} at {share} of the steps"
+        )
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
     for note in few_notes(row["prompts"] for row in every):
         print(note)
@@ -232,6 +247,13 @@ class SolvedTarget:
             needed = kl_needed(lower, share, self.bootstrap)
             below = needed._replace(value=rounded_down(needed.value, 4)).columns("below")
             yield {"rule": rule.label, "certified": f"{100 * share:g} % of steps", **below}
+
+    def within(self) -> Iterator[Json]:
+        """Yield the share of steps at which the study's drafter has a KL of at most `solve.eps`."""
+        if self._drafted is not None:
+            eps = self._wanted.eps
+            share = self.bootstrap.ratio_interval(self._drafted.kl <= eps)
+            yield {"eps": eps, **share.columns("within")}
 
 
 def _accepted(rule: Rule, at: str, kind: str, accepted: Estimate) -> Json:

@@ -125,12 +125,28 @@ def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path
     drafted = judge(drafts, "greedy")[0].accepted.mean()
     assert accepted["this drafter's KLs", "measured"] == pytest.approx(drafted)
     assert accepted["this drafter's KLs", "usual"] == pytest.approx(drafted, abs=0.1)
+    (within,) = (row["within"] for row in found["within"] if row["target"] == label)
+    assert 0 < within < 1
+    assert within == pytest.approx(np.mean(drafts.kl <= 0.05))
     solve.main([*given, "criteria=greedy"])
     printed = capsys.readouterr().out
+    assert f"is at most 0.05 at {100 * within:.1f} %" in printed
     rows = pd.read_csv(ROOT / printed.splitlines()[-1].removeprefix("all rows: "))
-    assert set(rows["table"]) == {"solved", "promised", "usual", "needed"}
+    assert set(rows["table"]) == {"solved", "promised", "usual", "needed", "within"}
     with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
+
+
+@pytest.mark.parametrize(("step", "ranked"), [(0, 5), (-1, 4)])
+def test_a_drafter_at_the_kl_is_within_it(small_study, step, ranked):
+    """The fifth smallest KL is at most itself, and not at most the number before it."""
+    study = Study(*small_study.overrides)
+    kl = read_steps(study.store.find(study.task("drafts", study.targets[0]))).kl
+    fifth = np.sort(kl)[4]
+    eps = float(fifth) if step == 0 else float(np.nextafter(fifth, step))
+    given = Study(*small_study.overrides, f"solve.eps={eps!r}")
+    (row,) = solve.SolvedTarget(given, study.targets[0]).within()
+    assert row["within"] * len(kl) == pytest.approx(ranked)
 
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study):

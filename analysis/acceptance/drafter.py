@@ -110,7 +110,7 @@ def source_statistics(
     """
     rows = []
     for source in sorted(set(sources)):
-        chosen = np.flatnonzero([source == of for of in sources])
+        chosen = np.flatnonzero([source == other for other in sources])
         bootstrap = PromptBootstrap(np.arange(len(chosen)), *statistics)
         for label, counts in by_rule.items():
             keys = {"rule": label, "source": source, "prompts": len(chosen)}
@@ -128,18 +128,18 @@ def margins(
     `predicted` has acceptance probabilities of the steps by name, (N,) each; they are summed in the
     same bins.
     """
-    place = np.digitize(slack, SLACK_EDGES[1:-1], right=True)
+    bins = np.digitize(slack, SLACK_EDGES[1:-1], right=True)
     size = len(SLACK_EDGES) - 1
     sums = {
-        name: np.bincount(place, shares, minlength=size)
+        name: np.bincount(bins, shares, minlength=size)
         for name, shares in (predicted or {}).items()
     }
     return pd.DataFrame(
         {
             "low": SLACK_EDGES[:-1],
             "high": SLACK_EDGES[1:],
-            "steps": np.bincount(place, minlength=size),
-            "accepted": np.bincount(place[accepted], minlength=size),
+            "steps": np.bincount(bins, minlength=size),
+            "accepted": np.bincount(bins[accepted], minlength=size),
             **sums,
         }
     )

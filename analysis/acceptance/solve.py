@@ -151,29 +151,29 @@ def _solutions(
     replies: Mapping[int, Flags | None] = dict.fromkeys(range(len(searches)))
     while replies:
         trials: dict[int, Trial] = {}
-        for place, reply in replies.items():
+        for number, reply in replies.items():
             try:
-                trials[place] = searches[place].send(reply)  # type: ignore[arg-type]
+                trials[number] = searches[number].send(reply)  # type: ignore[arg-type]
             except StopIteration as end:
-                solutions[place] = end.value
+                solutions[number] = end.value
         replies = _run_trials(trials, dist, passing)
-    return [solutions[place] for place in range(len(searches))]
+    return [solutions[number] for number in range(len(searches))]
 
 
 def _run_trials(
     trials: Mapping[int, Trial], dist: Distributions, passing: Passing
 ) -> dict[int, Flags]:
     """Return which steps pass in each trial."""
-    passed = {place: np.zeros_like(steps) for place, (_, steps) in trials.items()}
+    passed = {number: np.zeros_like(steps) for number, (_, steps) in trials.items()}
     wanted = np.zeros(len(dist), dtype=bool)
     for _, steps in trials.values():
         wanted |= steps.any(axis=0)
     for at, part in dist.parts(wanted) if trials else ():
-        for place, (rule, steps) in trials.items():
+        for number, (rule, steps) in trials.items():
             own = np.flatnonzero(steps[:, at].any(axis=0))
             if len(own):
                 chosen = part if len(own) == len(part) else part[own]
-                passed[place][:, at[own]] = passing(rule, chosen, at[own])
+                passed[number][:, at[own]] = passing(rule, chosen, at[own])
     return passed
 
 

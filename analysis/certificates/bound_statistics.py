@@ -1,7 +1,7 @@
-"""Statistics of certificates beside the paper's `closed_forms`.
+"""How tight the paper's `closed_forms` are, and how many steps they certify.
 
-They are compared over the steps whose certificate is exact and finite and whose first rejected
-token is stored.
+They are compared with the certificates over the steps whose certificate is exact and finite and
+whose first rejected token is stored.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .closed_forms import closed_forms
 
 
 def bound_statistics(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Return how tight the closed forms of a rule are, and what they ask for at eps.
+    """Return how tight the closed forms of a rule are, and which conditions they give at eps.
 
     Args:
         rule: the rule.
         steps: of `closed_forms.compared_steps`.
-        eps: in nats, at which the closed forms are turned round and certified steps are counted.
+        eps: in nats; a step is certified if R > eps.
 
     Returns:
-        One row for each closed form, and for each condition of a theorem that certifies at eps:
-        rule (its label), bound (its name), kind (lower, upper or sufficient); median of the closed
-        form and `certificate`, the median certificate, in nats; ratio, the least ratio of the
-        larger to the smaller of the two, 1 where the bound is tight; eps; asks, the condition in
-        words, and its level; certified, the share of steps that the bound or condition certifies;
-        exact, the share that the certificates certify; compared, the share of compared steps;
-        steps.
+        One row for each closed form, then one for each of their conditions: rule, its label; bound,
+        the name of the closed form; kind (lower, upper, asymptotic, sufficient or necessary);
+        median of the closed form and `certificate`, the median certificate, in nats; ratio, the
+        least ratio over the steps of the larger to the smaller of the two, 1 if the bound is
+        attained; eps; asks, the condition in words, and its level; certified, the share of steps
+        that the bound or condition certifies; exact, the share that the certificates certify;
+        compared, the share of steps that are compared; steps, the number of all.
     """
     compared = steps.dropna(subset=["certificate", "b"])
     certificate = compared["certificate"].to_numpy()
@@ -40,13 +40,13 @@ def bound_statistics(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFram
     rows: list[dict[str, Any]] = []
     for name, kind, values in forms:
         is_upper = kind == "upper"
-        above, below = (values, certificate) if is_upper else (certificate, values)
+        ratio = _least_ratio(values, certificate) if is_upper else _least_ratio(certificate, values)
         rows.append(
             {
                 "bound": name,
                 "kind": kind,
                 "median": _median(values),
-                "ratio": _least_ratio(above, below),
+                "ratio": ratio,
                 "certified": math.nan if is_upper else _share(values > eps),
             }
         )

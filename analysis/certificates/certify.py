@@ -1,8 +1,8 @@
 """Certificates: the least KL(p || q) at which a drafted token can be rejected.
 
-`certify` handles many steps and rules at once. The certificate is exact where the stored tokens
-determine it, and an interval that contains it elsewhere (docs/method.md). `extremal_draft` gives
-the draft that attains a certificate.
+`certify` takes many steps and rules at once. A certificate is exact where the stored tokens
+determine it, elsewhere it is an interval that contains it (docs/method.md). `extremal_draft`
+returns the draft that attains a certificate.
 """
 
 from __future__ import annotations
@@ -29,43 +29,48 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Certificates", "RuleCertificates", "certify", "extremal_draft"]
-ACCEPTED = "accepted"  # stands for the label of a rule where sets of tokens are given
+ACCEPTED = "accepted"  # the label of sets of accepted tokens, which have no rule
 
 
 class RuleCertificates(Certificates):
     """Certificates of N steps under R rules, as arrays (N, R) and as tables."""
 
-    labels: list[str]  # of the rules
-    ceilings: list[float]  # nats, of each rule's finite certificates
+    labels: list[str]  # of the R rules
+    ceilings: list[float]  # nats, the largest finite certificate that each rule can have
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each rule and step, with the columns of stage certificates.
 
-        rule, step (from 0), lower and upper (nats), active_size, accepted_count (missing for trees,
-        or where it is unknown).
+        Returns:
+            rule, its label; step, from 0; lower and upper, in nats; active_size; accepted_count,
+            missing for trees and where it is unknown.
         """
         import pandas as pd
 
         steps = len(self.lower)
-        named = {
+        index = {
             "rule": np.repeat(self.labels, steps),
             "step": np.tile(np.arange(steps), len(self.labels)),
         }
         columns: dict[str, NDArray[Any]] = self._asdict()
-        frame = pd.DataFrame(named | {name: column.T.ravel() for name, column in columns.items()})
+        frame = pd.DataFrame(index | {name: column.T.ravel() for name, column in columns.items()})
         count = frame["accepted_count"].astype("Int32")
         return frame.assign(accepted_count=count.mask(count < 1))
 
     def table(self, prompts: Any = None) -> pd.DataFrame:
-        """Return a row for each rule, with the columns of the paper's Table 2, in nats.
+        """Return a row for each rule, with the columns of the paper's Table 2.
 
-        mean, median, p5 and p25 of the lower ends, then the shares of empty and inexact
-        certificates. Given the label of each step's prompt, of any kind, it has the 95 % intervals
-        over prompts as well: mean_ci_low, mean_ci_high, ... Where nothing is rejected a mean takes
-        the rule's ceiling.
+        Args:
+            prompts: (N,), a label of each step's prompt, of any hashable type. With them the table
+                has 95 % intervals over prompts: mean_ci_low, mean_ci_high, ...
+
+        Returns:
+            mean, median, p5 and p25 of the lower ends, in nats; empty, the share of steps where
+            nothing can be rejected, which count as the rule's ceiling in the mean; inexact, the
+            share of steps whose certificate is an interval.
 
         Raises:
-            ValueError: there is not one label a step.
+            ValueError: there are no steps, or there is not one label per step.
         """
         import pandas as pd
 
@@ -78,12 +83,12 @@ class RuleCertificates(Certificates):
                 f"prompts has {len(bootstrap.answer_index)} labels: give one per step, {steps}"
             )
         rows = []
-        for at, (label, ceiling) in enumerate(zip(self.labels, self.ceilings, strict=True)):
-            lower, upper = self.lower[:, at], self.upper[:, at]
+        for column, (label, ceiling) in enumerate(zip(self.labels, self.ceilings, strict=True)):
+            lower = self.lower[:, column]
+            upper = self.upper[:, column]
             row: dict[str, Any] = {"rule": label, "steps": steps}
             for name, estimate in summarise(lower, ceiling, bootstrap).items():
-                columns = estimate.columns(name)
-                row |= columns if bootstrap.count > 1 else {name: estimate.value}
+                row |= estimate.columns(name) if bootstrap.count > 1 else {name: estimate.value}
             row |= {"empty": np.mean(np.isinf(lower)), "inexact": np.mean(lower < upper)}
             rows.append(row)
         return pd.DataFrame(rows).set_index("rule")
@@ -95,25 +100,29 @@ def certify(
     *,
     accepted: ArrayLike | None = None,
 ) -> RuleCertificates:
-    """Compute the certificates of every step under every rule, in one pass.
+    """Compute R = min KL(p || q) over all q that can be rejected, for every step and rule.
 
-    A rule is a text such as "greedy" or "additive:0.3", or an object; several come as a list.
-    Instead of R rules, `accepted` gives the tokens that each of the N steps accepts, whichever they
-    are: (N, V) booleans by token id, or (V,) for all steps alike. R is 1 then.
+    Theorem 4.4 for rules of one token, Theorem 5.1 for trees.
+
+    Args:
+        dist: the target's distributions p at N steps.
+        rules: a text such as "greedy" or "additive:0.3", a rule, or a list of these.
+        accepted: instead of rules, the set of tokens that each step accepts: booleans by token id,
+            (N, V), or (V,) for all steps alike.
 
     Returns:
-        Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
-        rejected token is not stored. The relative error, of the stored logits, is below 1e-14 for
-        rules of one token and trees of up to 8, and below 5e-14 for trees of up to 32.
-        With `accepted`, the certificate is that of the most probable rejected token, and the
-        accepted count is the number of ranks before it. It is 0 where the argmax is rejected: the
-        target's own choice is then refused at no divergence.
+        Certificates in nats, (N, R): intervals where the first rejected token is not stored. For
+        the stored logits the relative error is below 1e-14 for rules of one token and trees of up
+        to 8 tokens, and below 5e-14 for trees of up to 32.
+        With `accepted` there is one column, for the most probable rejected token, and
+        accepted_count is the number of ranks before it. Where the argmax is rejected, the
+        certificate is 0: the target's own choice is rejected even if q = p.
 
     Raises:
-        ValueError: `dist` is no `TopK`, or there is no rule or one that does not exist; too few
-            tokens are stored for a rule, a rule needs raw logits and there are
-            none, a rule of the user's gives an impossible count, or the ranks are not sorted.
-            `accepted` comes with rules, or has another shape, or log-probabilities are rounded.
+        ValueError: `dist` is no `TopK`, or its ranks are not sorted; no rule is given, or one that
+            does not exist; a rule needs more stored tokens or raw logits; a user's rule returns an
+            impossible count; `accepted` is given beside rules or for rounded log-probabilities, or
+            has another shape.
 
     >>> certify(TopK.from_probabilities([0.75, 0.25]), "greedy").lower.round(6).tolist()
     [[0.130812]]
@@ -126,18 +135,19 @@ def certify(
         if rules is not None:
             raise ValueError("rules and accepted are both given: give one of them")
         sets = _certify_sets(dist, as_array(ACCEPTED, accepted))
-        return _named(sets, [ACCEPTED], [math.log(2.0)])  # Theorem 4.6
+        return _labelled(sets, [ACCEPTED], [math.log(2.0)])  # Theorem 4.6
     chosen = rules_from(() if rules is None else rules)
     check_k(chosen, dist.k, dist.vocab_size)
     if dist.log_prob_error is not None:
-        found = certify_rounded(dist, chosen)
+        certificates = certify_rounded(dist, chosen)
     else:
-        found = certify_tests(dist, [checked_test(dist, rule) for rule in chosen])
-    return _named(found, [rule.label for rule in chosen], [rule.ceiling for rule in chosen])
+        certificates = certify_tests(dist, [checked_test(dist, rule) for rule in chosen])
+    labels = [rule.label for rule in chosen]
+    return _labelled(certificates, labels, [rule.ceiling for rule in chosen])
 
 
 def check_top_k(dist: Any) -> None:
-    """Check that `dist` is a `TopK`; else a ValueError says how to make one."""
+    """Raise a ValueError that says how to make a `TopK` if `dist` is none."""
     if not isinstance(dist, TopK):
         raise ValueError(
             f"dist is {described(dist)}: give TopK.from_logits(logits), or "
@@ -148,8 +158,9 @@ def check_top_k(dist: Any) -> None:
 def extremal_draft(p: ArrayLike, rule: str | Rule) -> tuple[Floats, float]:
     """Return q* (V,), the closest draft to p (V,) that can be rejected, and KL(p || q*) in nats.
 
-    q*(y) = c for y in A, the mean of p over A, and q*(y) = p(y) elsewhere (Lemma 4.2; Theorem 5.1
-    for trees). It makes a tie, and the worst case of a tie is rejection.
+    q*(y) = c, the mean of p over the active tokens A, for y in A, and q*(y) = p(y) elsewhere (Lemma
+    4.2; Theorem 5.1 for trees). Under q* a rejected token ties with the accepted ones; a tie counts
+    as rejected, its worst case.
 
     Raises:
         ValueError: the rule rejects nothing at this p, or p is not one distribution.
@@ -161,26 +172,33 @@ def extremal_draft(p: ArrayLike, rule: str | Rule) -> tuple[Floats, float]:
     [0.333333, 0.333333, 0.333333]
     """
     rule = rule_from(rule)
-    given = as_array("p", p)
-    if given.ndim != 1:
-        raise ValueError(f"p has the shape {given.shape}: give the (V,) probabilities of one step")
-    dist = TopK.from_probabilities(given)
-    q = given.astype(np.float64)
-    cost, _, (size,), (n,) = (column[:, 0] for column in certify(dist, rule))
+    probabilities = as_array("p", p)
+    if probabilities.ndim != 1:
+        raise ValueError(
+            f"p has the shape {probabilities.shape}: give the (V,) probabilities of one step"
+        )
+    dist = TopK.from_probabilities(probabilities)
+    certificate = certify(dist, rule)
+    size = int(certificate.active_size[0, 0])
     if not size:
         raise ValueError(f"rule {rule.label!r} rejects nothing at this p")
-    last = rule.m + 1 if isinstance(rule, Tree) else size - 1
-    active = [0, *range(last + 1 - size, last)] if isinstance(rule, Tree) else [*range(last), n]
+    if isinstance(rule, Tree):  # x0, and the last of the ranks 2 to m + 1
+        active = [0, *range(rule.m + 2 - size, rule.m + 1)]
+    else:  # the first ranks, and the first rejected one
+        active = [*range(size - 1), int(certificate.accepted_count[0, 0])]
     ids = dist.ids[0][active]
+    q = probabilities.astype(np.float64)
     q[ids] = q[ids].mean()
-    return q, float(cost[0])
+    return q, float(certificate.lower[0, 0])
 
 
-def _named(found: Certificates, labels: list[str], ceilings: list[float]) -> RuleCertificates:
-    named = RuleCertificates(*found)
-    named.labels = labels
-    named.ceilings = ceilings
-    return named
+def _labelled(
+    certificates: Certificates, labels: list[str], ceilings: list[float]
+) -> RuleCertificates:
+    labelled = RuleCertificates(*certificates)
+    labelled.labels = labels
+    labelled.ceilings = ceilings
+    return labelled
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
@@ -196,14 +214,14 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
         raise ValueError("rounded log-probabilities are certified by rules only, not by accepted")
     accepted = np.broadcast_to(accepted, (steps, size))
     stored = np.take_along_axis(accepted, dist.ids, axis=1)
-    # where all stored ones are accepted: as many, if none of the others is
+    # all stored tokens accepted: K ranks are, if no other token is; else their ranks are unknown
     beyond = np.where(accepted.sum(axis=1) == dist.k, dist.k, UNKNOWN)
     beyond = np.where(accepted.all(axis=1), size, beyond)
-    first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
-    own = first == 0
-    result = certify_tests(dist, [np.where(own, 1, first)])
-    result.lower[own] = 0.0
-    result.upper[own] = 0.0
-    result.active_size[own] = 1
-    result.accepted_count[own] = 0
+    count = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
+    rejects_argmax = count == 0
+    result = certify_tests(dist, [np.where(rejects_argmax, 1, count)])
+    result.lower[rejects_argmax] = 0.0
+    result.upper[rejects_argmax] = 0.0
+    result.active_size[rejects_argmax] = 1
+    result.accepted_count[rejects_argmax] = 0
     return result

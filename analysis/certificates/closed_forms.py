@@ -1,9 +1,9 @@
-"""The closed forms of each rule in the paper: bounds on certificates, and conditions from them.
+"""The paper's closed-form bounds on the certificate R of each rule, and conditions from them.
 
-A closed form bounds R at every step, from the probabilities p0 of the argmax and b of the first
-rejected token (of rank m + 1 for a tree), and the rule's threshold theta. Turned round, it is a
-condition on one quantity of the step or of the rule, sufficient for R > eps: strict greedy asks for
-a margin p0 - p1 above g^-1(eps), additive relaxation for a t above it, whatever the step.
+A closed form bounds R at a step from p0, the probability b of the first rejected token (rank m + 1
+for a tree) and the rule's threshold theta. Solved for one quantity, a lower bound is a condition
+sufficient for R > eps: strict greedy asks for a margin p0 - p1 above g^-1(eps) at the step,
+additive relaxation for a parameter t above it at any step.
 """
 
 from __future__ import annotations
@@ -21,31 +21,33 @@ from . import bounds
 
 BELOW_1 = math.nextafter(1.0, 0.0)
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
+# name; lower, upper or asymptotic (which bounds nothing); values (N,), nats
+Form = tuple[str, str, Floats]
+# name; kind; values (N,) or None; the condition's name of the quantity, quantity and level, or None
 Row = tuple[str, str, Floats | None, tuple[str, Floats | float, float] | None]
 
 
 class Condition(NamedTuple):
-    """A closed form turned round: a step is certified at eps where `quantity` is above `level`."""
+    """A closed form solved for a quantity: a step is certified at eps if `quantity` > `level`."""
 
     name: str  # of the theorem
-    # sufficient; asymptotic, for eps next to 0; or necessary: at every margin up to the level there
-    # are a target and a draft within eps that is rejected
+    # sufficient; asymptotic, as eps goes to 0; or necessary: for every margin up to the level, some
+    # target with this margin has a draft within eps that is rejected
     kind: str
     name_of_quantity: str  # as printed
-    quantity: Floats | float  # (N,), of each step, or a number where it is of the rule
-    level: float  # that it has to exceed
+    quantity: Floats | float  # (N,) of each step, or a parameter of the rule
+    level: float  # what it has to exceed
 
     @property
     def met(self) -> float:
-        """The share of the steps that meet the condition; of a quantity of the rule 0 or 1."""
+        """The share of the steps that meet the condition; 0 or 1 if it is on the rule."""
         return float(np.mean(np.asarray(self.quantity) > self.level))
 
     @property
     def asks(self) -> str:
         """The condition as printed, with four digits; a sufficient level is rounded up.
 
-        No quantity here exceeds 1: probabilities, their differences, and at most log 2 nats.
+        No quantity can exceed 1: they are probabilities, their differences, or at most log 2 nats.
         """
         if not self.level < 1:
             return f"no {self.name_of_quantity} is enough"
@@ -63,13 +65,16 @@ def rejected_levels(
 ) -> tuple[Floats, Floats | float]:
     """Return b, (N,), NaN where it is not stored, and theta, NaN for a rule without threshold.
 
-    `accepted_count` (N,) is that of `certify`.
+    b is the probability of the first rejected token, of rank m + 1 for a tree. `accepted_count`
+    (N,) is that of `certify`.
     """
-    first = np.full(len(dist), rule.m) if isinstance(rule, rules.Tree) else accepted_count
-    stored = (first >= 1) & (first < dist.k)
-    b = np.take_along_axis(dist.log_probs, np.where(stored, first, 0)[:, None], axis=1)[:, 0]
-    cut = rule.cut(dist)
-    return np.where(stored, np.exp(b), np.nan), math.nan if cut is None else cut.theta(dist)
+    count = np.full(len(dist), rule.m) if isinstance(rule, rules.Tree) else accepted_count
+    stored = (count >= 1) & (count < dist.k)
+    column = np.where(stored, count, 0)[:, None]
+    log_b = np.take_along_axis(dist.log_probs, column, axis=1)[:, 0]
+    b = np.where(stored, np.exp(log_b), np.nan)
+    threshold = rule.cut(dist)
+    return b, math.nan if threshold is None else threshold.theta(dist)
 
 
 def compared_steps(
@@ -79,12 +84,13 @@ def compared_steps(
     b: Floats,
     theta: Floats | float,
 ) -> pd.DataFrame:
-    """Return the inputs of the closed forms of a rule, a row per step.
+    """Return the inputs of a rule's closed forms, one row per step.
 
-    `ends` and `active_size` are those of `certify`, `b` and `theta` of `rejected_levels`.
+    `ends` are the lower and upper ends of `certify`, `active_size` is its |A|; `b` and `theta` are
+    of `rejected_levels`.
 
     Returns:
-        certificate, NaN unless it is exact and finite; active_size; p0; b; theta.
+        certificate, in nats, NaN unless it is exact and finite; active_size; p0; b; theta.
     """
     lower, upper = ends
     return pd.DataFrame(
@@ -103,10 +109,11 @@ def closed_forms(
 ) -> tuple[list[Form], list[Condition]]:
     """Return the closed forms that apply to a rule, and their conditions for R > eps, in nats.
 
-    Lemma 4.5 and the upper bounds hold for every rule that judges tokens; they are the first and
-    last forms. Between them is the theorem or corollary of the rule's own family, whose condition
-    is the first; without one it is that of the threshold form of Lemma 4.5. An inverse is NaN
-    beyond the largest value of its function. `steps` are of `compared_steps`.
+    For a rule that judges tokens, Lemma 4.5 comes first and the upper bounds come last, as they
+    hold for all of them. Between them is the theorem or corollary on the rule's family, whose
+    condition comes first; a rule without one has the condition of the threshold form of Lemma 4.5.
+    The level of a condition is NaN or infinite if no value is enough. `steps` are of
+    `compared_steps`.
 
     >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
     >>> _, conditions = closed_forms(rules.Additive(0.3), pd.DataFrame(columns), 0.05)
@@ -116,56 +123,56 @@ def closed_forms(
     >>> conditions[0].asks
     'p₀ − p₂ > 0.2566'
     """
-    rows = _table(rule, steps, eps)
+    rows = _rows(rule, steps, eps)
     forms = [(name, kind, values) for name, kind, values, _ in rows if values is not None]
     conditions = [
-        Condition(name, "sufficient" if kind == "lower" else kind, *asked)
-        for name, kind, _, asked in rows
-        if asked is not None
+        Condition(name, "sufficient" if kind == "lower" else kind, *condition)
+        for name, kind, _, condition in rows
+        if condition is not None
     ]
     return forms, conditions
 
 
-def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
-    """Return the closed forms of a rule: name, kind, values (N,), and the condition for R > eps."""
+def _rows(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
+    """Return the closed forms of a rule, each with its condition for R > eps."""
     p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
     if isinstance(rule, rules.Tree):
-        return _of_tree(rule.m, p0, p0 - b, eps)
-    # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
-    # above the threshold, whose level is b then
+        return _tree_rows(rule.m, p0, p0 - b, eps)
+    # a limit on ranks may reject a token above theta, so b counts if it is larger; a theta above p0
+    # accepts the argmax alone, and the bound is 0
     theta = np.minimum(np.fmax(theta, b), p0)
-    own = [] if rule.is_custom else _of_family(rule, p0, b, theta, eps)
+    family = [] if rule.is_custom else _family_rows(rule, p0, b, theta, eps)
     form = bounds.two_token(p0, theta)
     rows: list[Row] = [
         ("lemma 4.5", "lower", bounds.two_token(p0, b), None),
-        ("lemma 4.5 threshold form", "lower", form, None if own else ("G(p₀, θ)", form, eps)),
-        *own,
+        ("lemma 4.5 threshold form", "lower", form, None if family else ("G(p₀, θ)", form, eps)),
+        *family,
         ("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b), None),
         ("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b), None),
         ("theorem 4.6", "upper", bounds.ceiling(steps["active_size"].to_numpy()), None),
         ("log 2", "upper", np.full_like(p0, rule.ceiling), None),
     ]
-    if rule == rules.StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
+    if rule == rules.StrictGreedy():  # ties aside R = G(p0, p1), and Lemma A.1 bounds its g
         s = p0 + b
         rows.append(("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s), None))
     return rows
 
 
-def _of_tree(m: int, p0: Floats, margin: Floats, eps: float) -> list[Row]:
+def _tree_rows(m: int, p0: Floats, margin: Floats, eps: float) -> list[Row]:
     name = f"p₀ − p{m}".translate(SUBSCRIPTS)
-    lead = math.sqrt(4 * eps / (m + 1))
+    first_term = math.sqrt(4 * eps / (m + 1))
     level = float(bounds.tree_inverse(eps, m))
     series = bounds.tree_lower_series(margin, m)
     return [
         ("theorem 5.2", "lower", bounds.tree_lower(margin, m), (name, margin, level)),
         ("theorem 5.2 series", "asymptotic", series, None),
-        ("theorem 5.2 first term", "asymptotic", None, (name, margin, lead)),
+        ("theorem 5.2 first term", "asymptotic", None, (name, margin, first_term)),
         ("log(1 + m p0)", "upper", bounds.tree_upper(p0, m), None),
         ("theorem 5.3", "upper", np.full_like(p0, bounds.tree_ceiling(m)), None),
     ]
 
 
-def _of_family(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> list[Row]:
+def _family_rows(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> list[Row]:
     inverse = float(bounds.g_inverse(eps))
     series = float(bounds.g_inverse_series(eps))
     match rule:
@@ -173,24 +180,24 @@ def _of_family(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: floa
             name = "p₀ − p₁"
             margin = p0 - b
             pinsker = float(bounds.pinsker_margin(eps))
-            least = float(bounds.greedy_necessary_margin(eps))
+            necessary = float(bounds.greedy_necessary_margin(eps))
             return [
                 ("theorem 4.9", "lower", bounds.g(margin), (name, margin, inverse)),
                 ("proposition 4.8", "lower", bounds.pinsker(margin), (name, margin, pinsker)),
                 ("lemma A.2", "asymptotic", None, (name, margin, series)),
-                ("theorem 4.9 (ii)", "necessary", None, (name, margin, least)),
+                ("theorem 4.9 (ii)", "necessary", None, (name, margin, necessary)),
             ]
         case rules.Additive(t=t):
-            whole = np.full_like(p0, t)
+            at_every_step = np.full_like(p0, t)
             level = inverse if inverse < 1 else BELOW_1  # t = 1 rejects no token with p > 0
             return [
-                ("theorem 4.11", "lower", bounds.g(whole), ("t", t, level)),
-                ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole), None),
+                ("theorem 4.11", "lower", bounds.g(at_every_step), ("t", t, level)),
+                ("theorem 4.11 polynomial", "lower", bounds.g_lower(at_every_step), None),
                 ("lemma A.2", "asymptotic", None, ("t", t, series)),
             ]
         case rules.Multiplicative(alpha=alpha):
-            most = float(bounds.multiplicative_lower(1.0, alpha))  # at p0 = 1
-            level = eps / most if eps < most else math.inf
+            largest = float(bounds.multiplicative_lower(1.0, alpha))  # at p0 = 1
+            level = eps / largest if eps < largest else math.inf
             expansion = bounds.multiplicative_lower_series(p0, alpha)
             form = bounds.multiplicative_lower(p0, alpha)
             return [

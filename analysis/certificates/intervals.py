@@ -1,17 +1,22 @@
-"""Rigorous intervals for certificates whose first rejected token is not among the stored K.
+"""Rigorous intervals for certificates that the stored tokens do not determine.
 
-Its probability b lies in [max(0, (T - j p_K) / (N - j)), min(theta, T, p_K)], j the most unseen
-tokens that may exceed the threshold theta, and R = M(b) falls as b grows. Where an unseen token may
-be active, the upper end is at a vertex of what T allows: docs/method.md, Truncation.
+*Truncated steps.* The first rejected token is not among the K stored ones. With T the mass of the
+N = V - K unseen tokens and j the largest number of them that may exceed the threshold theta, its
+probability b lies in
 
-As in the kernel, tokens are represented by p / p0 - 1, from exact differences of logits. M falls
-with its square where it is small, so digits lost there would be lost in M.
+    [max(0, (T - j p_K) / (N - j)), min(theta, T, p_K)],
 
-Rounded log-probabilities (`certify_rounded`) put each stored p between two ends
-(`TopK.prob_range`). M of rank n + 1 rises in n, falls in the probability of rank n + 1 and rises in
-those before it; a tree's certificate rises in p0 and falls in the next m. So the ends of M are at
-corners of the ranges. These need not sum to 1, as M depends on the active tokens alone. Where ends
-cross, the smaller ones are left out.
+and R = M(b) falls as b grows. If an unseen token may be active, the upper end of R is attained at a
+vertex of the distributions that T allows: docs/method.md, Truncation.
+
+As in the kernel, tokens are represented by e = p / p0 - 1, from exact differences of logits. Near a
+tie M is proportional to e^2, so it keeps only the digits that e has.
+
+*Rounded log-probabilities* (`certify_rounded`) put each stored p into a range (`TopK.prob_range`).
+M of rank n + 1 rises with n, falls with the probability of rank n + 1 and rises with those before
+it; a tree's certificate rises with p0 and falls with the next m. So the ends of M are attained at
+corners of the ranges. The probabilities of a corner need not sum to 1, because M depends on the
+active tokens alone. A token that would be less probable than rank n + 1 at a corner is not active.
 """
 
 from __future__ import annotations
@@ -29,18 +34,18 @@ from ..topk import Floats, TopK
 from .kernel import Certificates, certify_stored, mode_cost
 from .rule_range import AcceptanceRange, acceptance_range, checked_test
 
-WIDENING = 1e-12  # relative widening of an interval, far above the error of M
+WIDENING = 1e-12  # intervals are widened by it, relative; the rounding error of M is far smaller
 TAIL_ERROR = 1e-9  # relative error allowed in T
-# the relative error of exp of a stored logarithm is about 1e-16 (1 + |logarithm|)
+# of exp of a stored logarithm, relative: about 1e-16 (1 + |logarithm|)
 FLOAT_ERROR = 16 * float(np.finfo(np.float64).eps)
-TINY = 1e-300  # smaller masses are treated alike
+TINY = 1e-300  # masses below it can't be compared
 TERMS_AT_ONCE = 2**17  # probabilities processed at a time
 
-Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lower
+Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at the lower end, (N,) each
 
 
 def certify_tests(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Certificates:
-    """Return the certificates of N steps under R tests, as intervals where they are not stored."""
+    """Return the certificates of N steps under R tests; intervals at truncated steps."""
     result = certify_stored(dist, tests)
     unknown = np.isnan(result.lower)
     size = max(1, TERMS_AT_ONCE // dist.k)
@@ -60,14 +65,17 @@ def certify_tests(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Cer
 
 
 class TruncatedSteps:
-    """N steps whose first rejected token is not stored, in the form that the interval ends need.
+    """N steps whose first rejected token is not stored.
 
     Attributes:
-        others: V - K, the number of tokens that are not stored.
+        k: K, the number of stored tokens.
+        others: V - K, the number of unseen tokens.
+        p0: (N,), probability of rank 1.
         p_k: (N,), probability of rank K, rounded up.
         error: (N,), relative error of p0 and of thresholds computed from it.
-        tokens: p / p0 - 1 of the stored tokens, (N, K).
+        tokens: (N, K), e = p / p0 - 1 of the stored tokens.
         tail: (N,), T, with a relative error of at most `TAIL_ERROR`.
+        no_tail: (N,), whether T is exactly 0.
     """
 
     def __init__(self, dist: TopK) -> None:
@@ -84,36 +92,37 @@ class TruncatedSteps:
             self.error = FLOAT_ERROR * (1.0 + dist.top_surprisal)
             raw = dist.logits.astype(np.float64)
             self.tokens = np.asarray(np.expm1((raw - raw[:, :1]) / dist.temperature))
-            # a token that passed a threshold in the kernel, rounded differently, must pass it here
+            # the kernel rounds p_K otherwise: what exceeds a threshold there must exceed it here
             self.p_k = self.p_k * (
                 1.0 + FLOAT_ERROR * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3))
             )
 
     def ratio(self, b: Floats) -> Floats:
-        """Return p / p0 - 1 of unseen tokens of probability b, at most that of rank K."""
+        """Return e of unseen tokens of probability b, at most that of rank K."""
         last = self.tokens[:, -1]
         return np.where(b < self.p_k, np.minimum((b - self.p0) / self.p0, last), last)
 
 
 def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[np.bool_]:
-    """Return whether every unseen token exceeds theta, `least` being their least mass."""
+    """Return whether every unseen token must exceed theta, if their mass is at least `least`."""
     return (theta < 0) | (least - (others - 1) * p_k > theta)
 
 
 def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]:
-    """Return the ends where all stored tokens exceed theta."""
+    """Return the ends and the accepted counts where all stored tokens exceed theta."""
     n = stored.others
     p_k = stored.p_k
     least = stored.tail * (1.0 - TAIL_ERROR)
     mass = stored.tail * (1.0 + TAIL_ERROR)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fitting = np.clip(np.ceil(mass / theta) - 1.0, 0.0, n)
-    most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))  # that can exceed theta
-    most = np.where(theta >= stored.p0, 0.0, most)  # no token exceeds p0; x0 passes even so
+    # the largest number of unseen tokens that may exceed theta
+    most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))
+    most = np.where(theta >= stored.p0, 0.0, most)  # none exceeds p0
     j = np.minimum(most, n - 1.0)
     high = np.minimum(np.minimum(np.maximum(theta, 0.0), mass), p_k)
     low = np.minimum(np.maximum(0.0, least - j * p_k) / (n - j), high)
-    # of thresholds and masses next to nothing it is not known which is larger
+    # where both theta and T are tiny, rounding hides which of them is larger
     most = np.where((theta < TINY) & ~stored.no_tail, n, most)
     lower, upper, active = _ends(stored, low, high, most)
     everything = all_pass(theta, least, p_k, n)
@@ -127,7 +136,7 @@ def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]
 
 
 def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
-    """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
+    """Return the ends and the counts: at most count - K unseen tokens exceed the rejected one."""
     tail = stored.tail
     p_k = stored.p_k
     more = np.maximum(0, counts - stored.k).astype(np.float64)
@@ -138,7 +147,7 @@ def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
 
 
 def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> Ends:
-    """Return the ends of M for b in [low, high], which at most `most` unseen tokens exceed."""
+    """Return the ends of M for b in [low, high], if at most `most` unseen tokens exceed b."""
     largest = stored.ratio(high * (1.0 + stored.error))
     lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-WIDENING)
     upper = _upper(stored, low * (1.0 - stored.error), most)
@@ -155,29 +164,29 @@ def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     tokens = stored.tokens
     last = stored.ratio(b)
     value, size = mode_cost(stored.p0, tokens, last, widen=WIDENING)
-    rows = np.flatnonzero(size > tokens.shape[1])  # p_K exceeds the level: others may be active
+    rows = np.flatnonzero(size > tokens.shape[1])  # rank K is active, so unseen tokens may be
     p0 = stored.p0[rows]
     last = last[rows]
     mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - b[rows])
-    unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
+    unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # tokens as probable as p_K
     rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
     at_p_k = tokens[rows, -1]
-    of_rest = np.clip(rest / p0 - 1.0, last, at_p_k)  # no more than p_K
-    worst = np.column_stack([tokens[rows], at_p_k, of_rest])
+    at_rest = np.clip(rest / p0 - 1.0, last, at_p_k)  # one token has what is left, at most p_K
+    worst = np.column_stack([tokens[rows], at_p_k, at_rest])
     times = np.column_stack([np.ones_like(tokens[rows]), unseen, np.ones_like(rest)])
     value[rows], _ = mode_cost(p0, worst, last, times, WIDENING)
     return value
 
 
 def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
-    """Return the certificates of steps with a `log_prob_error`.
+    """Return the certificates of steps with a `log_prob_error`, as intervals.
 
-    The accepted counts are those of the printed values. They may differ from the true ones where
-    a probability is as close to a threshold as its error; the ends allow for that.
+    The accepted counts are those of the printed values. Where a probability is closer to a
+    threshold than its error, the true count may differ; the interval allows for that.
 
     Raises:
-        ValueError: a rule compares raw logits, or its test is not monotone in p0 and the entropy,
-            or depends on more (`rule_range`).
+        ValueError: a rule compares raw logits, its test is not monotone in p0 and the entropy, or
+            it reads anything else (`rule_range`).
     """
     printed = replace(dist, log_prob_error=None)
     result = certify_tests(printed, [checked_test(printed, rule) for rule in rules])
@@ -198,15 +207,15 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
 
 
 def _corner(dist: TopK, probs: Floats) -> TopK:
-    """Return steps with the same tokens and other probabilities, which need not sum to 1."""
+    """Return the steps with other probabilities, none above p0; they need not sum to 1."""
     probs = np.minimum(probs, probs[:, :1])
     return replace(dist, top_surprisal=-np.log(probs[:, 0]), stored_probs=probs)
 
 
 def _by_rounded(dist: TopK, test: AcceptanceRange) -> Ends:
-    """Return the ends of a rule whose test lies in this range."""
+    """Return the ends for a rule whose test lies in a range."""
     low, high = dist.prob_range
-    tail = dist.tail_range
+    least_tail, most_tail = dist.tail_range
     k = dist.k
     size = dist.vocab_size
     others = dist.vocab_size - dist.k
@@ -219,29 +228,29 @@ def _by_rounded(dist: TopK, test: AcceptanceRange) -> Ends:
         return np.take_along_axis(p, np.minimum(n, k - 1)[:, None], axis=1)[:, 0]
 
     fewest = accepted(low, test.most_theta, test.least_ranks)
-    largest = accepted(high, test.least_theta, test.most_ranks)
-    # where all that is stored is accepted: an unseen token is rejected by its rank or by theta
-    by_rank = tail[1] / (np.maximum(test.least_ranks - k, 0) + 1.0)
+    most = accepted(high, test.least_theta, test.most_ranks)
+    # the most probable rejected token that is unseen: it is rejected by its rank or by theta
+    by_rank = most_tail / (np.maximum(test.least_ranks - k, 0) + 1.0)
     beyond = np.where(test.least_ranks < size, by_rank, np.maximum(test.most_theta, 0.0))
-    beyond = np.minimum(np.minimum(beyond, tail[1]), high[:, -1])
+    beyond = np.minimum(np.minimum(beyond, most_tail), high[:, -1])
     lower, active = _cost(low, fewest, np.where(fewest < k, rejected(high, fewest), beyond))
-    everything = all_pass(test.most_theta, tail[0], high[:, -1], others)
+    everything = all_pass(test.most_theta, least_tail, high[:, -1], others)
     everything &= (fewest >= k) & (test.least_ranks >= size)
     everything |= fewest >= size
-    # an unseen token that passes leaves others, of which all may be as improbable as 0, or none be
-    unseen = (test.most_ranks > k) & (np.minimum(tail[1], high[:, -1]) > test.least_theta)
-    least = np.where(largest < k, rejected(low, largest), tail[0] / max(1, others))
-    upper, _ = _cost(high, largest, least)
+    # if an unseen token may be accepted, the rejected ones may have probability 0, or there is none
+    unseen = (test.most_ranks > k) & (np.minimum(most_tail, high[:, -1]) > test.least_theta)
+    least = np.where(most < k, rejected(low, most), least_tail / max(1, others))
+    upper, _ = _cost(high, most, least)
     return (
         np.where(everything, np.inf, lower),
-        np.where((largest >= size) | ((largest >= k) & unseen), np.inf, upper),
+        np.where((most >= size) | ((most >= k) & unseen), np.inf, upper),
         np.where(everything, 0, active),
     )
 
 
 def _cost(p: Floats, n: NDArray[Any], b: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """Return M of a token of probability b besides the n largest of p (N, K), and its |A|."""
-    last = b[:, None]  # keeps the other tokens out of the active set
+    """Return M of a token of probability b after the n largest of p (N, K), and |A|."""
+    last = b[:, None]  # stands for the tokens after the n largest, which are not active
     others = np.where(np.arange(p.shape[1]) < n[:, None], np.maximum(p, last), last)
     p0 = others[:, 0]
     return mode_cost(p0, (others - p0[:, None]) / p0[:, None], (b - p0) / p0)

@@ -1,10 +1,10 @@
-"""What a rule may accept at steps of which p0 and the entropy are known as ranges only.
+"""What a rule may accept at steps where p0 and the entropy are known as ranges only.
 
 Rounded log-probabilities leave a box of p0 and entropy at each step. A test that is monotone in
-both (rising or falling, in each) has its extremes at the four corners of this box. That is known of
-the built-in rules. A rule of the user's is code, of which only values can be asked, so it is asked
-further: at points inside the box, where the test must lie between those at the corners. A rule that
-fails at any step is refused by name, and so is one that reads anything else of a step.
+both (rising or falling in each) has its extremes at the four corners of the box. The built-in rules
+are known to be monotone. A user's rule is code that can only be evaluated, so it is evaluated at
+points inside the box as well, where it must lie between its values at the corners. If it does not
+at any step, the rule is refused by name; so is one that reads anything else of a step.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from ..rule_base import Counts, Rule, Threshold
 from ..rules import Tree
 from ..topk import ROUNDING, Floats, TopK
 
-INNER = 2048  # points inside the boxes of all steps together,
-FEWEST, MOST = 16, 128  # and inside that of each step
+INNER_POINTS = 2048  # inside the boxes of all steps together, within the limits of each step's box
+FEWEST_POINTS = 16
+MOST_POINTS = 128
 # fractional steps that fill a square evenly (the plane's golden ratio: x^3 = x + 1)
 EVENLY = np.array([0.7548776662466927, 0.5698402909980532])
 
 
 class AcceptanceRange(NamedTuple):
-    """The least and the largest test of N steps: a rank passes if <= ranks, with p > theta."""
+    """The least and the largest test of N steps: rank r is accepted if r <= ranks and p > theta."""
 
-    least_theta: Floats  # -inf where the rule gives counts
-    most_theta: Floats
-    least_ranks: NDArray[np.int64]  # K for a count that is unknown
-    most_ranks: NDArray[np.int64]  # V for a count that is unknown
+    least_theta: Floats  # (N,) -inf if the rule returns counts
+    most_theta: Floats  # (N,)
+    least_ranks: NDArray[np.int64]  # (N,) K for an unknown count
+    most_ranks: NDArray[np.int64]  # (N,) V for an unknown count
 
 
 def checked_test(dist: TopK, rule: Rule) -> Threshold | Counts | Tree:
-    """Return a rule's test, whose limit on ranks leaves a stored token to reject."""
+    """Return a rule's test; RuleError if its limit on ranks needs more stored tokens."""
     if isinstance(rule, Tree):
         return rule
     test = rule.acceptance_test(dist)
@@ -53,10 +54,10 @@ def checked_test(dist: TopK, rule: Rule) -> Threshold | Counts | Tree:
 
 
 def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
-    """Return what a rule of single tokens may accept, given the ranges of `dist`.
+    """Return the range of the test of a rule that judges single tokens.
 
     Raises:
-        RuleError: the test is not monotone in p0 and the entropy, or depends on something else.
+        RuleError: the test is not monotone in p0 and the entropy, or reads anything else.
     """
     low, high = (ends[:, 0] for ends in dist.prob_range)
     tests = [
@@ -66,7 +67,7 @@ def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
     ]
     thetas = np.array([test.offset + test.slope * p0 for test in tests for p0 in (low, high)])
     above = [test.offset + (test.slope - 1.0) * p0 for test in tests for p0 in (low, high)]
-    found = AcceptanceRange(
+    test_range = AcceptanceRange(
         least_theta=thetas.min(axis=0),
         most_theta=thetas.max(axis=0),
         least_ranks=np.min([test.least_ranks for test in tests], axis=0),
@@ -74,14 +75,14 @@ def acceptance_range(dist: TopK, rule: Rule) -> AcceptanceRange:
     )
     if rule.is_custom:
         for steps in _inner_steps(dist):
-            _check_inner(steps, rule, found)
+            _check_inner(steps, rule, test_range)
     x0_only = np.min(above, axis=0) >= 0.0  # theta is nowhere below p0
-    return found._replace(most_ranks=np.where(x0_only, 1, found.most_ranks))
+    return test_range._replace(most_ranks=np.where(x0_only, 1, test_range.most_ranks))
 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """Steps as a rule may see them: what it reads beyond p0 and the entropy is noted, and fails."""
+    """Steps with p0 and the entropy alone; a rule that reads anything else is noted, and fails."""
 
     top_probability: Floats
     entropy: Floats
@@ -89,7 +90,7 @@ class _Known:
     vocab_size: int
     temperature: float = 1.0
     logits: None = None
-    read: list[str] = field(default_factory=list)  # what else was read; parts share it
+    read: list[str] = field(default_factory=list)  # what else was read; selections share the list
 
     def __len__(self) -> int:
         return len(self.top_probability)
@@ -118,12 +119,14 @@ class _Known:
 
 
 class _FirstColumn(NDArrayOperatorsMixin):
-    """Numbers (N, K) of which those of rank 1 alone may be read."""
+    """An array (N, K) of which only column 0, rank 1, may be read."""
 
     def __init__(self, name: str, first: Floats, k: int, read: list[str]) -> None:
         self.shape = len(first), k
         self.ndim = 2
-        self._name, self._first, self._read = name, first, read
+        self._name = name
+        self._first = first
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._first)
@@ -167,10 +170,9 @@ class _Test(NamedTuple):
                 raise
         if steps.read:  # also where the rule itself has caught the error
             raise RuleError(
-                f"rule {rule.label!r} depends on more than p0 and the entropy: it reads "
-                f"{steps.read[0]}, and of these rounded log-probabilities only their ranges are "
-                "taken into account: let it use dist.top_probability and dist.entropy alone, or "
-                "certify it on a model's own distributions"
+                f"rule {rule.label!r} reads {steps.read[0]}, which rounded log-probabilities do "
+                "not determine: let it use dist.top_probability and dist.entropy alone, or certify "
+                "it on a model's own distributions"
             )
         size = steps.vocab_size
         if isinstance(test, Threshold):
@@ -185,21 +187,21 @@ class _Test(NamedTuple):
 
 
 def _inner_steps(dist: TopK) -> Iterator[_Known]:
-    """Yield steps with p0 and entropies inside their ranges: the middle, and others evenly."""
+    """Yield the steps with p0 and entropy inside their boxes: in the middle, then spread evenly."""
     low, high = (ends[:, 0] for ends in dist.prob_range)
     least, most = dist.entropy_range
-    count = min(max(INNER // max(1, len(dist)), FEWEST), MOST)
+    count = min(max(INNER_POINTS // max(1, len(dist)), FEWEST_POINTS), MOST_POINTS)
     for turn in range(count):
-        place = np.arange(len(dist)) * count + turn
-        # each step has points of its own, so together they are dense
-        share = (0.5 + place[:, None] * EVENLY) % 1.0 if turn else np.full((len(dist), 2), 0.5)
+        # each step has other points, so the points of all steps are dense
+        point = np.arange(len(dist)) * count + turn
+        share = (0.5 + point[:, None] * EVENLY) % 1.0 if turn else np.full((len(dist), 2), 0.5)
         p0 = low + share[:, 0] * (high - low)
         entropy = least + share[:, 1] * (most - least)
         yield _Known(p0, entropy, dist.k, dist.vocab_size)
 
 
 def _check_inner(steps: _Known, rule: Rule, ends: AcceptanceRange) -> None:
-    """Check that a test inside the range of a step lies between those at its corners."""
+    """Check that the test inside each step's box lies between the tests at its corners."""
     test = _Test.of(steps, rule)
     theta = test.offset + test.slope * steps.top_probability
     outside = theta < ends.least_theta - ROUNDING * (1.0 + np.abs(_finite(ends.least_theta)))
@@ -208,11 +210,11 @@ def _check_inner(steps: _Known, rule: Rule, ends: AcceptanceRange) -> None:
     if outside.any():
         step = int(np.argmax(outside))
         raise RuleError(
-            f"rule {rule.label!r} neither rises nor falls throughout with p0 and the entropy, as "
-            "it must for rounded log-probabilities to bound it: what it accepts at p0 = "
+            f"rule {rule.label!r} is not monotone in p0 and the entropy, as it must be to be "
+            f"bounded from rounded log-probabilities: at step {step}, what it accepts at p0 = "
             f"{steps.top_probability[step]:.4g} and an entropy of {steps.entropy[step]:.4g} is not "
-            "between what it accepts at the ends of what step "
-            f"{step} allows; certify it on a model's own distributions"
+            "between what it accepts at the ends of their ranges; certify it on a model's own "
+            "distributions"
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 SHORTEST = 2  # tokens of a match, if longer ones are searched: docs/decoding.md
+MATCHES_DIFFER = "matches differ"  # said of engines that take other occurrences than `latest`
 
 
 def continuation(

@@ -79,6 +79,8 @@ def advise(
         beside = ["Not decided for relaxed rules either."]
     sentence = f"{_verdict(target, verdict, timed.busy)} ({_basis(verdict)})."
     outlooks = [_outlook(run, timed.predicted) for run in verdict.drafters]
+    if verdict.doubt == BUSY:
+        outlooks = [_signs_of_load(timed.busy)]
     return Advice(
         target, verdict.outcome, sentence, beside, verdict.drafters, list(filter(None, outlooks))
     )
@@ -97,7 +99,7 @@ def _verdict(target: str, verdict: Verdict, busy: Sequence[str]) -> str:
         "": "",
         NO_METHOD: "no lossless method that an engine runs was timed",
         FEW: f"{_counted(verdict.prompts)} of at least {FEW_PROMPTS} that are needed",
-        BUSY: f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one",
+        BUSY: f"the machine was busy ({', '.join(busy[:1])}), so time it again on an idle one",
     }
     doubt = doubts[verdict.doubt]
     best = verdict.best
@@ -128,6 +130,15 @@ def _basis(verdict: Verdict) -> str:
 
 def _counted(prompts: int) -> str:
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
+
+
+def _signs_of_load(busy: Sequence[str]) -> str:
+    """Return what showed that the machine was busy, and how to time the methods again."""
+    return (
+        f"Signs of other work on the machine: {'; '.join(busy)}. So no time here is sure, and no "
+        "speed that is predicted from it. To time again, delete `artifacts/decoding` and "
+        "`artifacts/report` in the directory of outputs, and run the same command."
+    )
 
 
 def _outlook(run: Run, predicted: pd.DataFrame | None) -> str:

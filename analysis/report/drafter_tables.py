@@ -56,10 +56,11 @@ def acceptance_table(results: Results) -> Table:
     finite = results.select("breakdown", depth=0, rule="", statistic="finite")["value"]
     columns = [name for name in COLUMNS if finite.any() or name not in CERTIFIED]
     tree_rules = [rule.label for rule in rules if not rule.judges_tokens]
-    kept = (data["statistic"] != "probability_given_up") | ~data["rule"].isin(tree_rules)
-    printed_rows = data[kept & data["statistic"].isin(columns)]
+    # a level of a tree emits the target's own token, so a tree gives up nothing
+    gives_up_nothing = data["statistic"].eq("probability_given_up") & data["rule"].isin(tree_rules)
+    printed_rows = data[data["statistic"].isin(columns) & ~gives_up_nothing]
     printed_rows = printed_rows.sort_values(
-        "rule", key=lambda of: of.map(order.index), kind="stable"
+        "rule", key=lambda labels: labels.map(order.index), kind="stable"
     )
     cells = [
         run_text(row["value"], row["censored"])
@@ -69,9 +70,9 @@ def acceptance_table(results: Results) -> Table:
     ]
     table = cells_to_grid(printed_rows, "rule", ["target", "statistic"], cells)
     table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, columns]))
-    infinite = ""
+    infinite_note = ""
     if (finite < 1).any():
-        infinite = (
+        infinite_note = (
             f"KL is finite at {' and '.join(map(percent_text, finite))} of the steps; the others "
             "are certified only where nothing can be rejected. "
         )
@@ -79,8 +80,9 @@ def acceptance_table(results: Results) -> Table:
         "acceptance",
         "Accepted and certified steps",
         f"Steps of {results.drafter} that each rule accepts along the target's own text, and that "
-        f"its certificate guarantees: KL(p‖q) < R. Coverage: certified among accepted. {infinite}"
-        "p given up: target probability lost a step. Tokens per call: drafts of any length.",
+        "its certificate guarantees: KL(p‖q) < R. Coverage: certified among accepted. "
+        f"{infinite_note}p given up: target probability lost a step. Tokens per call: drafts of "
+        "any length.",
         data,
         table.rename(index={**results.titles, **SAMPLED})
         .rename(columns=COLUMNS, level=1)
@@ -123,11 +125,15 @@ def depth_table(results: Results) -> Table | None:
     finite_there = data.join(finite.rename("finite"), on=["target", "depth"])["finite"]
     statistic = data["statistic"]
     value = data["value"]
+    # left out: the certified share where no KL is finite, unless it is above 0; a median that is
+    # infinite or undefined; and the share of finite KLs, if all are finite
     kept = (statistic != "certified") | (finite_there > 0) | (value > 0)
     kept &= (statistic != "kl_median") | np.isfinite(value)
     kept &= (statistic != "finite") | bool((finite < 1).any())
     order = list(BY_DEPTH).index
-    printed_rows = data[kept].sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    printed_rows = data[kept].sort_values(
+        "statistic", key=lambda names: names.map(order), kind="stable"
+    )
     printed_rows = printed_rows.assign(depth=[f"depth {depth}" for depth in printed_rows["depth"]])
     cells = share_texts(printed_rows, {"kl_median": 3})
     table = cells_to_grid(printed_rows, ["statistic", "rule"], ["target", "depth"], cells)

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from ..decoding.call_costs import GREEDY, MethodOutlook, Outlook
+from ..decoding.lookup import MATCHES_DIFFER
 from ..decoding.metrics import CONFIGURED
 from ..decoding.speed import SPEEDUP_ENDS
 from ..statistics.estimate import Estimate
@@ -77,8 +78,8 @@ def methods_table(
         "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
         "tokens per call and accepted tokens carry over to an engine that drafts alike. The "
         "rest is of this machine and this project's loop, one request at a time. A call costs: "
-        "in passes of the target over one token. Speed here: timed. Best length: predicted from "
-        "tokens and cost per call, not timed, without the time to the first token. If longer "
+        "in passes of the target over one token. Speed here: timed, with the time to the first "
+        "token. Best length: predicted from tokens and cost per call, without that time. If longer "
         "passes cost nothing: the same if a pass over several tokens took as long as over one, "
         "which a GPU with one request comes closest to; drafting still takes the time it takes "
         "here. Accepted: of the drafter's first choices along the target's text; of look-up, of "
@@ -86,6 +87,23 @@ def methods_table(
         "call: the mean of the timed answers; look-up drafts only where it finds a match."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
+
+
+def engine_lines(methods: Table | None) -> list[str]:
+    """Return how to run the methods of the first table in their engines; none without methods."""
+    if methods is None:
+        return []
+    lines = [
+        "How to run and check a method in its engine: docs/engine.md; γ is num_speculative_tokens "
+        "in vLLM, --spec-draft-n-max in llama.cpp."
+    ]
+    if methods.data["engine that runs it"].str.contains(MATCHES_DIFFER, regex=False).any():
+        lines.append(
+            f"{MATCHES_DIFFER.capitalize()}: the n-gram drafters of vLLM and llama.cpp copy from "
+            "other earlier passages than prompt look-up here, so other tokens are accepted; "
+            "decoding.lookup_match=earliest copies as vLLM does."
+        )
+    return lines
 
 
 def _accepted_texts(data: pd.DataFrame) -> list[str]:
@@ -163,7 +181,7 @@ def relax_speed_table(
     All rules have the draft length of the drafter's fastest lossless method. `predicted` are
     `call_costs.predictions` by target.
     """
-    lengths = {of.target: _length_of_configured(of) for of in advice}
+    lengths = {of_target.target: _length_of_configured(of_target) for of_target in advice}
     speeds = [
         _predicted_speed(predicted.get(target), rule, lengths.get(target))
         for target, rule in zip(relax.data["target"], relax.data["rule"], strict=True)
@@ -172,7 +190,7 @@ def relax_speed_table(
     cells = relax.cells.assign(**{"speed here, predicted": speed_texts(by_row)})
     caption = (
         f"{relax.caption} Predicted: not timed, at γ of the drafter's method above, after the "
-        "first token; what was timed stands in the first table."
+        "first token; what was timed stands in the table Methods compared."
     )
     data = relax.data.assign(**by_row.columns("speed"))
     return Table("relax_speed", relax.title, caption, data, cells)

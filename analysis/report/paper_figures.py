@@ -161,7 +161,7 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
         integer = round(math.exp(ceiling))
         name = f"log {integer}" if math.isclose(math.log(integer), ceiling) else f"{ceiling:.3g}"
         axis.axvline(ceiling, **style.REFERENCE_LINE)
-        place: dict[str, Any] = {"xytext": (-2, 0), "textcoords": "offset points", "rotation": 90}
+        offset: dict[str, Any] = {"xytext": (-2, 0), "textcoords": "offset points", "rotation": 90}
         axis.annotate(
-            name, (ceiling, 1.0), **place, ha="right", va="top", fontsize=6.5, color="#555555"
+            name, (ceiling, 1.0), **offset, ha="right", va="top", fontsize=6.5, color="#555555"
         )

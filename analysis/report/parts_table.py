@@ -19,7 +19,7 @@ def parts_table(results: Results) -> Table:
     """Return the shares of `part_statistics`, or without a drafter the median certificates."""
     data = results["parts"]
     order = list(STATISTICS).index
-    printed_rows = data.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    printed_rows = data.sort_values("statistic", key=lambda names: names.map(order), kind="stable")
     digits = decimals(printed_rows.loc[printed_rows["statistic"] == "median", "value"])
     cells = share_texts(printed_rows, {"median": digits})
     table = cells_to_grid(printed_rows, ["statistic", "rule"], ["target", "by", "part"], cells)

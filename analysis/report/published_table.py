@@ -43,22 +43,10 @@ def compare_with_paper(results: Results) -> pd.DataFrame:
         lower bound has no difference and is not outside. Certificates of empty rejection regions
         count as the rule's ceiling, and run lengths above the paper's cap as the cap.
     """
-    frames = []
-    for target in [target for target in results.targets if target in PAPER_MODELS]:
-        rows = [
-            {"table": table, "statistic": statistic, "published": min(value, CAP)}
-            | _row_keys(table, row)
-            for table, row, statistic, value in printed_rows(target)
-            if row in results.certified_rules or not isinstance(row, Rule)
-        ]
-        ours = _study_values(results, target)
-        frames.append(pd.DataFrame(rows).merge(ours, on=["row", "statistic"]))
-        frames[-1]["target"] = target
-    if not frames:
+    targets = [target for target in results.targets if target in PAPER_MODELS]
+    if not targets:
         return pd.DataFrame()
-    data = pd.concat(frames, ignore_index=True)
-    for name in ("value", "ci_low", "ci_high"):
-        data[name] = data[name].clip(upper=data["ceiling"])
+    data = pd.concat([_paired_cells(results, target) for target in targets], ignore_index=True)
     published = data["published"]
     is_bound = data["censored"].eq(True) & (data["value"] < CAP)
     rounding = 0.5 * 10.0 ** -data["table"].map(DIGITS)
@@ -72,6 +60,23 @@ def compare_with_paper(results: Results) -> pd.DataFrame:
     )
     first = ["target", "table", "row", "name", "statistic", "value", "ci_low", "ci_high"]
     return data[[*first, "published", "difference", "outside", "censored"]]
+
+
+def _paired_cells(results: Results, target: str) -> pd.DataFrame:
+    """Return the printed cells of a target with the study's values, which are at most the ceiling.
+
+    Cells of rules that the study lacks are left out.
+    """
+    rows = [
+        {"target": target, "table": table, "statistic": statistic, "published": min(value, CAP)}
+        | _row_keys(table, row)
+        for table, row, statistic, value in printed_rows(target)
+        if row in results.certified_rules or not isinstance(row, Rule)
+    ]
+    cells = pd.DataFrame(rows).merge(_study_values(results, target), on=["row", "statistic"])
+    for name in ("value", "ci_low", "ci_high"):
+        cells[name] = cells[name].clip(upper=cells["ceiling"])
+    return cells
 
 
 def _row_keys(table: str, row: Rule | int) -> dict[str, Any]:

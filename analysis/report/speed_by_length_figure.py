@@ -51,8 +51,10 @@ def speed_by_length_figure(
         NAME,
         "Speed by draft length",
         "Under strict greedy, after an answer's first token. Lines: predicted from the tokens "
-        "per call, counted along the study's answers, and the cost of a call; bands: intervals. "
-        "Points: timed methods. Dashed: if a pass took as long over several tokens as over one.",
+        "per call, counted along the study's answers, and the cost of a call, each measured by "
+        "itself; bands: intervals. "
+        "Points: timed methods, here without the time to the first token. Dashed: if a pass took "
+        "as long over several tokens as over one.",
         draw,
     )
 

@@ -78,7 +78,7 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
         for axis, target in zip(line, targets, strict=True):
             _panel(axis, curves, target, swept[0])
             axis.sharey(line[0])
-        unit = next(label for label, of in PANELS.items() if names[0] in of)
+        unit = next(label for label, known in PANELS.items() if names[0] in known)
         line[0].set_ylabel(NAMES[names[0]] if kinds or len(names) == 1 else unit)
     several = [axis for axis in axes.flat if len(axis.get_legend_handles_labels()[1]) > 1]
     labels = {text for axis in several for text in axis.get_legend_handles_labels()[1]}

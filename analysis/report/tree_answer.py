@@ -13,7 +13,7 @@ import pandas as pd
 from ..decoding.metrics import Decoded
 from ..statistics.estimate import Estimate
 from .table import Table, concat_targets, rows_by_method
-from .text import UNDEFINED, estimate_text, estimate_texts, percent_text
+from .text import UNDEFINED, estimate_text, estimate_texts, number_text, percent_text
 
 COLUMNS = ["method", "draft_length", "temperature", "lossless", "tree"]
 
@@ -50,7 +50,10 @@ def tree_sentence(decoded: Decoded, accepted: pd.DataFrame) -> str:
             best = of_kind.sort_values("tokens_per_call").to_dict("records")[-1]
             tokens = estimate_text(Estimate.read(best, "tokens_per_call"))
             unit = "" if parts else " tokens per call"
-            parts.append(f"{words} {tokens}{unit} ({_named(best)})")
+            part = f"{words} {tokens}{unit} ({_named(best)})"
+            if not best["lossless"]:
+                part += f", which gives up {best['nats_given_up']:.2g} nats per token"
+            parts.append(part)
     temperature = methods["temperature"].iloc[0]
     return (
         f"{decoded.target} with {decoded.drafter}, temperature {temperature:g}: {'; '.join(parts)}."
@@ -62,14 +65,17 @@ def _named(run: Mapping[Any, Any]) -> str:
 
 
 def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table | None:
-    """Return tokens per call and agreement of all methods; None if no method drafts trees."""
+    """Return tokens per call of all methods; None if no method drafts trees.
+
+    Where a method changes the text, also the agreement of all, and the nats that it gives up.
+    """
     data = concat_targets(
         (pair.target, tree_study_methods(pair, table))
         for pair, table in zip(decoded, accepted, strict=True)
     )
     if data.empty:
         return None
-    agreement = data["agreement"].mask(data["lossless"].astype(bool))
+    is_lossless = data["lossless"].astype(bool)
     columns: dict[str, Any] = {
         "γ": data["draft_length"].map(str),
         "drafted per call": data["drafted_per_call"].map("{:.1f}".format),
@@ -80,14 +86,18 @@ def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) ->
         "over prompts. γ: depth of a draft. These numbers belong to the models; how fast a tree is "
         "depends on an engine that runs it, and vLLM and llama.cpp run none of these."
     )
-    if agreement.notna().any():
-        columns["same tokens"] = agreement.map(percent_text)
+    if not is_lossless.all():
+        given_up = data["nats_given_up"].mask(is_lossless)
+        columns["same tokens"] = data["agreement"].map(percent_text)
+        columns["nats given up"] = [number_text(nats, 3) for nats in given_up]
         caption += (
-            " Same tokens: positions at which a method that changes the text emits the target's "
-            f"own token ({UNDEFINED}: the method is lossless)."
+            " Same tokens: positions with the token of the target alone. Sampled answers part "
+            "early, those of lossless methods as well, so compare with their rows. Nats given up: "
+            f"log-probability per token, below the target alone ({UNDEFINED}: the method is "
+            "lossless)."
         )
     ends = [f"tokens_per_call_{end}" for end in ("ci_low", "ci_high")]
-    numbers = ["drafted_per_call", "tokens_per_call", *ends, "agreement"]
+    numbers = ["drafted_per_call", "tokens_per_call", *ends, "agreement", "nats_given_up"]
     return Table(
         "tree_answer",
         "Tokens per call of trees and chains",

@@ -66,8 +66,8 @@ def aligned(target: StoredTokens, draft: StoredTokens) -> tuple[Floats, Floats]:
     """
     ids, p, p_tail = target
     draft_ids, q, q_tail = draft
-    place = _positions_among(draft_ids, ids)
-    shared = np.where(place < 0, 0.0, np.take_along_axis(p, np.maximum(place, 0), axis=1))
+    position = _positions_among(draft_ids, ids)
+    shared = np.where(position < 0, 0.0, np.take_along_axis(p, np.maximum(position, 0), axis=1))
     own = np.where(_positions_among(ids, draft_ids) < 0, p, 0.0)
     nothing = np.zeros((len(ids), 1))
     p = np.hstack([shared, own, p_tail[:, None], nothing])
@@ -81,8 +81,8 @@ def _positions_among(ids: Integers, among: Integers) -> NDArray[np.intp]:
     keys = (ids + rows).ravel()
     row_keys = (among + rows).ravel()
     order = np.argsort(row_keys, kind="stable")
-    place = order[np.minimum(np.searchsorted(row_keys, keys, sorter=order), len(row_keys) - 1)]
-    return np.where(row_keys[place] == keys, place % among.shape[1], -1).reshape(ids.shape)
+    position = order[np.minimum(np.searchsorted(row_keys, keys, sorter=order), len(row_keys) - 1)]
+    return np.where(row_keys[position] == keys, position % among.shape[1], -1).reshape(ids.shape)
 
 
 def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) -> Floats:

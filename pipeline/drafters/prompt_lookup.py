@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from analysis.decoding.lookup import continuation
+from analysis.decoding.lookup import MATCHES_DIFFER, continuation
 from pipeline.drafters.drafter_base import TextDrafter
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ENGINES = {  # by decoding.lookup_match
     "earliest": "vLLM (ngram)",
-    "latest": "vLLM, llama.cpp (n-gram; matches differ)",
+    "latest": f"vLLM, llama.cpp (n-gram; {MATCHES_DIFFER})",
 }
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BATCH = {"cpu": 32, "cuda": 128}  # prompts decoded together; more were not faster on a CPU
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
-    "in the backend (docs/engine.md has the requests)"
+    "in the backend (docs/engine_logs.md has the requests)"
 )
 
 

@@ -194,6 +194,7 @@ def methods_of(one, trees=(1, 3, 4)):
         tokens_per_call_ci_high=[value + 0.1 for value in tokens],
         drafted_per_call=3.0,
         agreement=0.5,
+        nats_given_up=0.25,
     )
     return replace(one, runs=one.runs.assign(tree=shapes)), accepted
 
@@ -207,8 +208,16 @@ def test_a_study_of_trees_says_first_what_they_give():
     assert places == sorted(places)  # the best tree, the best chain, what changes the text
     table = tree_answer([one], [accepted])
     assert table.cells["tokens per call"].iloc[3] == "1.90 [1.80, 2.00]"
-    assert table.cells["same tokens"].tolist() == ["–"] * 4 + ["50.0 %"] * 2
+    assert sentence.endswith("which gives up 0.25 nats per token.")
+    assert table.cells["same tokens"].tolist() == ["50.0 %"] * 6  # lossless answers part as well
+    assert table.cells["nats given up"].tolist() == ["–"] * 4 + ["0.250"] * 2
     assert len(table.data) == 6  # without the target alone
+
+
+def test_lossless_methods_alone_give_nothing_up():
+    one, accepted = methods_of(made())
+    table = tree_answer([one], [accepted.assign(lossless=True)])
+    assert not {"same tokens", "nats given up"} & set(table.cells.columns)
 
 
 def test_a_sequence_is_a_chain():

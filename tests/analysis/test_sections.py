@@ -17,7 +17,12 @@ from analysis.acceptance.typical import DRAWS_OF_MEANS, LAWS
 from analysis.report.advice import Advice
 from analysis.report.drafter_figures import margin_figure
 from analysis.report.drafter_tables import acceptance_by_source, acceptance_table, depth_table
-from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
+from analysis.report.headline_tables import (
+    engine_lines,
+    methods_table,
+    relax_speed_table,
+    relax_table,
+)
 from analysis.report.median_answer import STEP_OUTCOMES, median_answer
 from analysis.report.parts_table import parts_table
 from analysis.report.results import ASSUMED_KL, Results
@@ -32,6 +37,7 @@ from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
 from pipeline.cli import verdict_of
 from pipeline.core.store import VERDICT
+from pipeline.drafters.prompt_lookup import PromptLookup
 from pipeline.stages.report.inputs import ACCEPTANCE
 from tests.pipeline.test_acceptance import drafts, logits, run
 
@@ -244,6 +250,17 @@ def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
     (sentence,), (table,) = verdict_of(SimpleNamespace(directory=tmp_path))
     assert sentence == "Draft <b> [x](y)."
     assert "| < 0.1 % [0.0, 0.0] |" in table
+
+
+@pytest.mark.parametrize(("match", "noted"), [("latest", True), ("earliest", False), (None, False)])
+def test_that_matches_differ_is_said_where_look_up_copies_otherwise(match, noted):
+    runs = [timed("model")]
+    if match is not None:
+        runs.append(timed("prompt_lookup", engine=PromptLookup.engines({"lookup_match": match})))
+    lines = engine_lines(methods_table([Advice("A", "draft", "", [], runs)], results(("A",)), {}))
+    assert any("docs/engine.md" in line for line in lines)
+    assert any(line.startswith("Matches differ") for line in lines) == noted
+    assert engine_lines(None) == []
 
 
 def test_a_share_of_one_prompt_has_no_interval():

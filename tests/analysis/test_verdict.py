@@ -105,9 +105,21 @@ def test_one_prompt_has_no_interval_to_speak_of():
 def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing():
     busy = said(run(1.3, 1.2, 1.4), run(2, 1.9, 2.1, **RELAXED), busy=["gaps"])
     assert (busy.outcome, "the machine was busy (gaps)" in busy.sentence) == (OPEN, True)
+    (line,) = busy.outlooks
+    assert "`artifacts/decoding`" in line
     assert not any("It gives up" in text for text in busy.beside)
     only = said(run(2, 1.9, 2.1, **RELAXED))
     assert (only.outcome, only.drafters) == (OPEN, [])
+
+
+def test_a_busy_machine_predicts_nothing_in_words():
+    """Its costs are no surer than its times; the first sign stands in the sentence."""
+    timed = run(0.8, 0.7, 0.9, draft_length=2, tokens_per_call=1.71)
+    found = said(timed, predicted=outlook([1, 1.2, 1.1], [1, 1.4, 1.6]), busy=["gaps", "waits"])
+    assert "waits" not in found.sentence
+    (line,) = found.outlooks
+    assert "gaps; waits." in line
+    assert "1.2" not in line
 
 
 def test_what_was_not_timed_is_said_with_the_command():

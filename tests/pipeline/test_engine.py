@@ -1,5 +1,6 @@
 """The command engine on what vLLM and llama.cpp wrote, and on files changed so that it fails."""
 
+import csv
 import json
 import re
 
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline import engine
+from pipeline.core.paths import ROOT
 from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.engines.logs import read_log, stacked
 from pipeline.engines.study_checks import CallComparison
@@ -114,6 +116,20 @@ def test_a_draft_model_in_vllm(outputs, tmp_path, capsys):
     certified = re.search(r"pass  certified  0 of (\d+) certified tokens were rejected", screen)
     assert int(certified[1]) > 30
     assert re.search(r"pass  tokens     2\.\d+ per pass predicted along vllm_alone\.jsonl", screen)
+
+
+@pytest.mark.thorough
+def test_the_readmes_calls_of_committed_answers(outputs, capsys):
+    """The command of their row prints its value, and the lines of docs/engine.md."""
+    with (ROOT / "benchmarks/results/carries_over.csv").open() as file:
+        (row,) = (row for row in csv.DictReader(file) if "tests/engines" in row["command"])
+    engine.main([*row["command"].split()[3:], f"outputs={outputs}"])
+    screen = capsys.readouterr().out
+    assert f"pass  calls      {row['value']} of {row['value']} equal" in screen
+    page = " ".join((ROOT / "docs/engine.md").read_text().split())
+    checks = [" ".join(line.split()) for line in screen.splitlines() if "  pass  " in line]
+    assert len(checks) == 4
+    assert all(line in page for line in checks)
 
 
 def test_look_up_in_vllm_is_the_earliest(outputs, tmp_path, capsys):

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.acceptance.drafter import margins
 from analysis.acceptance.guarantees import usual_acceptance
-from analysis.acceptance.judgement import Judgement, slacks
+from analysis.acceptance.judgement import Judgement, judgement_bytes, slacks
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import (
     certificate_statistics,
@@ -43,7 +43,6 @@ UNNAMED = "log"  # conf/target/log.yaml
 # of stage acceptance, frame: file
 ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown", "sources": "sources"}
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
-STEP_BYTES = 18  # of a rule at a step: two ends and two flags
 HELD = 2**27  # bytes of a target's steps that are held by rule
 LEVEL_BYTES = 20  # of a rule at a step: accepted ranks and two probabilities
 LEVELS = 2**29  # bytes of them that are held
@@ -66,7 +65,7 @@ class ByRule(Mapping[Key, Value]):
     def __init__(self, keys: Mapping[Key, Rule], steps: int, read: Callable[[Rule], Value]) -> None:
         """`read` is called on access; `steps` are the entries of an array."""
         self._keys = keys
-        self._read = lru_cache(max(1, HELD // (STEP_BYTES * steps)))(read)
+        self._read = lru_cache(max(1, HELD // (judgement_bytes() * steps)))(read)
 
     def __getitem__(self, key: Key) -> Value:
         return self._read(self._keys[key])
@@ -286,8 +285,8 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            usual = usual_acceptance(target, target.kl, [StrictGreedy()])
-            predicted = {law: shares[:, 0] for law, shares in usual}
+            usual = usual_acceptance(target, [(StrictGreedy(), target.kl)])
+            predicted = {law: shares for law, _, shares in usual}
             slack = slacks(greedy.lower, target.kl)
             by_target[target.label] = margins(slack, greedy.accepted, predicted)
     return by_target

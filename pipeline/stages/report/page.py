@@ -21,7 +21,12 @@ from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.decoding.verdict import Timed
 from analysis.report.advice import Advice, advise
-from analysis.report.headline_tables import methods_table, relax_speed_table, relax_table
+from analysis.report.headline_tables import (
+    engine_lines,
+    methods_table,
+    relax_speed_table,
+    relax_table,
+)
 from analysis.report.median_answer import STEP_OUTCOMES, median_answer
 from analysis.report.results import ASSUMED_KL
 from analysis.report.settings_table import settings_table
@@ -64,6 +69,8 @@ def page_files(
     relax_speed = None
     if relax is not None and any(map(len, predicted.values())):
         relax_speed = relax_speed_table(relax, predicted, advice)
+        if relax_speed.data["speed"].isna().all():
+            relax_speed = None
     settings = settings_table(results, targets)
     setups = {of.label: setup(of, source) for of, source in zip(targets, sources, strict=True)}
     artifacts = [source.artifacts for source in sources]
@@ -78,6 +85,7 @@ def page_files(
         headline=_headline(content, trees),
         trees=trees,
         methods=methods,
+        engines=engine_lines(methods),
         costs=list(map(cost_sentence, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
         machine=machine_lines(sources),
@@ -85,7 +93,7 @@ def page_files(
         relax=relax,
         relax_speed=relax_speed,
         bars=[item for item in items if item.name == BARS],
-        lengths=[item for item in items if item.name == LENGTHS],
+        lengths=[item for item in items if item.name == LENGTHS and trees is None],
         missed_predictions=[
             line if len(targets) == 1 else f"{pair.target}: {line}"
             for pair, speeds, table in zip(
@@ -126,7 +134,9 @@ def _template(files: Mapping[str, bytes]) -> jinja2.Template:
 def _headline(content: Content, trees: Table | None) -> str:
     """Return the question that the page answers first."""
     if trees is not None:
-        return "How many tokens does a draft tree give?"
+        if trees.data["lossless"].all():
+            return "How many tokens does a draft tree give?"
+        return "How many more tokens does a relaxed rule give?"
     if content.results.drafter:
         return "Should I draft?"
     return "How much drafter error is tolerated?"
@@ -153,7 +163,9 @@ def _advice(content: Content, at: int, scores: Mapping[str, pd.DataFrame], comma
     )
     own = tree_sentence(content.decoded[at], content.accepted[at]) if content.decoded else ""
     if own:
-        return replace(advice, sentence=own, outlooks=[advice.sentence, *advice.outlooks])
+        return replace(
+            advice, sentence=own, outlooks=[f"Speed: {advice.sentence}", *advice.outlooks]
+        )
     return advice
 
 
@@ -166,10 +178,10 @@ def embedded(picture: bytes) -> str:
 
 
 def non_breaking(text: str) -> str:
-    """Put non-breaking spaces into settings and intervals, and before units.
+    """Put non-breaking spaces into settings, intervals and pairs of numbers, and before units.
 
     >>> non_breaking("t = 0.2, 95 % [1, 2]") == "t\u00a0=\u00a00.2, 95\u00a0% [1,\u00a02]"
     True
     """
     text = text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
-    return re.sub(r"\[[^]]*\]", lambda bracket: bracket[0].replace(" ", "\u00a0"), text)
+    return re.sub(r"\[[^]]*\]|\([\d., ]*\)", lambda pair: pair[0].replace(" ", "\u00a0"), text)
