@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks, gpu_timings, scale
+from benchmarks import gpu, gpu_checks, gpu_models, gpu_timings, scale
 
 pytestmark = pytest.mark.thorough
 
@@ -43,7 +43,7 @@ def test_all_that_a_gpu_is_checked_and_timed_for_runs_in_small_shapes(
 def test_a_check_that_fails_says_so(check, monkeypatch):
     device = torch.device("cpu")
     monkeypatch.setattr(gpu_checks.verification, "outcomes_at_all_nodes", broken_test)
-    monkeypatch.setattr(gpu_checks.recorded_passes.PassRecorder, "run", broken_run)
+    monkeypatch.setattr(gpu_models.recorded_passes.PassRecorder, "run", broken_run)
     with pytest.raises(AssertionError):
         gpu.CHECKS[check](device)
 
