@@ -12,7 +12,8 @@ $(error Windows is supported through WSL: run make in a WSL shell)
 endif
 
 PY := .venv/bin/python
-PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# one thread a worker: on the small models of the tests more would wait for each other
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = quick
 REPORT = outputs/report/$(STUDY)
 STUDIES := $(basename $(notdir $(wildcard conf/study/*.yaml)))

@@ -1,14 +1,17 @@
 """A small study with the embedded models, made once for all tests that read artifacts."""
 
+import gc
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from omegaconf import OmegaConf
 
 from pipeline import cli
 from tests import methods
@@ -43,6 +46,17 @@ class SmallStudy:
     printed: str
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import everything without a search for garbage, and let no later search go through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items):
     """Those of the small study first: one worker gets them all, and no other waits for it."""
     items.sort(key=lambda item: "small_study" not in getattr(item, "fixturenames", ()))
@@ -62,6 +76,25 @@ def pipeline(*arguments, check=True):
     done = subprocess.CompletedProcess(arguments, int(bool(status)), out.getvalue(), said)
     assert not check or done.returncode == 0, done.stdout + said
     return done
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_are_parsed_once():
+    """Hydra parses the files of conf/ again for each composition: here each content once."""
+    load, parsed = OmegaConf.load, {}
+
+    def load_once(file):
+        if not hasattr(file, "read"):
+            return load(file)
+        text = file.read()
+        if text not in parsed:
+            file.seek(0)
+            parsed[text] = load(file)
+        return deepcopy(parsed[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", load_once)
+        yield
 
 
 @pytest.fixture(scope="session")

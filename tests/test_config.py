@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from omegaconf import OmegaConf
 
 from pipeline import cli, solve
 from pipeline.core.errors import PipelineError, collect_errors, one_line
@@ -90,12 +91,14 @@ BEYOND = ("../../x", "/etc/x", "..", "a/../../b", "a/.b", "a//b", "a/", "x" * 20
 )
 def test_a_revision_names_no_other_file(key, goods, bads):
     """It becomes the name of a file of the hub's cache."""
-    own = ["target=local", "targets.local.path=owner/name"]
+    config = mini("target=local", "targets.local.path=owner/name")
     for good in goods:
-        settings_of(mini(*own, f"{key}='{good}'"))
+        OmegaConf.update(config, key, good)
+        settings_of(config)
     for bad in bads:
+        OmegaConf.update(config, key, bad)
         with pytest.raises(PipelineError, match=rf"{key}=.*should be the name of a branch"):
-            settings_of(mini(*own, f"{key}='{bad}'"))
+            settings_of(config)
 
 
 def test_all_wrong_values_are_said_at_once():

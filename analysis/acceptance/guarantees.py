@@ -20,7 +20,7 @@ from ..topk import Floats
 from .parameter_range import build_range
 from .solve import Goal, solve_all
 from .target import Target
-from .typical import DRAWS_OF_MEANS, LAWS, typical_acceptance
+from .typical import LAWS, draws_of_means, usual_counts
 
 FAMILIES = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")  # searched
 
@@ -53,17 +53,22 @@ def expected_per_call(accepted: Floats, trajectories: Trajectories) -> float:
 
 
 def usual_acceptance(
-    target: Target, kl: float | Floats, rules: Sequence[Rule]
-) -> Iterator[tuple[str, Floats]]:
-    """Yield the predicted acceptance of a usual drafter, (N, R), for each law of its directions.
+    target: Target, columns: Sequence[tuple[Rule, float | Floats]]
+) -> Iterator[tuple[str, int, Floats]]:
+    """Yield the predicted acceptance of a usual drafter by law of its directions and column.
 
-    The prediction is a model (`analysis.acceptance.typical`). `kl` is a number, or (N,) one for
-    each step, in nats. Nothing is yielded without rules or if no distributions are stored.
+    The prediction is a model (`analysis.acceptance.typical`). Each column is a rule and a KL, a
+    number or (N,) one a step, in nats. All are computed together, so ask for all at once.
+
+    Yields:
+        The law, the place of the column, and (N,) shares. Nothing if no distributions are stored.
     """
-    if target.dist is None or not rules:
+    if target.dist is None or not columns:
         return
-    for law in LAWS:
-        yield law, typical_acceptance(target.dist, list(rules), kl, draws=DRAWS_OF_MEANS, law=law)
+    draws = draws_of_means(len(target.dist))
+    for law, counts in usual_counts(target.dist, columns, list(LAWS), draws=draws).items():
+        for place, accepted in enumerate(counts):
+            yield law, place, accepted / draws
 
 
 def greedy_guarantees(target: Target, eps: float) -> dict[str, float]:

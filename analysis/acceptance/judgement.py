@@ -139,6 +139,11 @@ class Steps:
         return np.asarray(np.where(self.draft_rank == 1, 0.0, difference))
 
 
+def judgement_bytes(depths: int = 1) -> int:
+    """Return what a judgement holds of each step: two ends of 8 bytes, two flags at each depth."""
+    return 16 + 2 * depths
+
+
 def slacks(certificate: Floats, kl: Floats) -> Floats:
     """Return (N,) certificates minus the KL; +inf where nothing is rejected, even if KL is inf."""
     rejects_nothing = np.isinf(certificate)

@@ -14,6 +14,9 @@ below r(xi), the KL at which it is first rejected. r is at least the certificate
   lines cross once, and A is exact.
 - A tree of width m rejects once m lines have crossed that of x0, which is exact as well.
 
+Where a drafter is first rejected does not depend on eps, so one set of directions answers for any
+number of rules and KLs.
+
 All compiled code of the module is in this file: numba's disk cache does not see changes of others.
 """
 
@@ -22,8 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -34,18 +36,38 @@ from ..rule_text import is_several, rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
-from ..topk import Distributions, Floats, Indices, TopK, as_array
+from ..topk import Distributions, Floats, TopK, as_array
 from ..validation import described, whole
 
 DRAWS = 200  # random directions a step
 DRAWS_OF_MEANS = 50  # the same for means over many steps, whose own spread is far larger
+MOST_DRAWS = 2**24  # of all steps together, for means over very many
+LEAST_DRAWS = 4  # a step, however many steps there are
 TOKENS = 256  # of a step that have a direction of their own
+
+
+def laplace(generator: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    """Return what `generator.laplace` does at variance 1, in half the time."""
+    u = generator.random(shape)
+    is_above = u >= 0.5
+    tail = np.maximum(np.where(is_above, 2.0 - u - u, u + u), 2.0**-53)
+    return np.where(is_above, -math.sqrt(0.5), math.sqrt(0.5)) * np.log(tail)
+
+
 LAWS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {  # of xi
     "normal": lambda generator, shape: generator.standard_normal(shape),
-    "laplace": lambda generator, shape: generator.laplace(0.0, math.sqrt(0.5), shape),
+    "laplace": laplace,
     "uniform": lambda generator, shape: generator.uniform(-math.sqrt(3.0), math.sqrt(3.0), shape),
 }
+Counts = NDArray[np.unsignedinteger[Any]]
+PER_LOG_2 = 1 / math.log(2)
+LOG_2 = float.fromhex("0x1.62E42FEFA38p-1")  # few digits, so that its multiples are exact
+LOG_2_REST = float.fromhex("0x1.EF35793C7673p-45")
+INTEGER = 1.5 * 2.0**52  # its sum with a small number is an integer, in the last bits
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+vectorised = numba.njit(  # adds in any order; NaN does not occur
+    cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nnan", "nsz"}
+)
 
 
 def typical_acceptance(
@@ -98,11 +120,44 @@ def typical_acceptance(
     seed = whole("seed", seed, 0)
     if law not in LAWS:
         raise ValueError(f"law={law!r:.40} is not allowed: give one of {', '.join(LAWS)}")
-    drawn = partial(_directions, law, draws, seed)
-    shares = np.empty((len(dist), len(rules)))
-    for at, part in dist.parts():
-        shares[at] = _shares(part, at, rules, eps[at], min(tokens, dist.k), drawn)
+    columns = [(rule, eps) for rule in rules]
+    counts = usual_counts(dist, columns, [law], draws=draws, seed=seed, tokens=tokens)[law]
+    shares = np.ascontiguousarray(counts.T / draws)
     return shares if is_several(rule) else shares[:, 0]
+
+
+def usual_counts(
+    dist: Distributions,
+    columns: Sequence[tuple[Rule, float | Floats]],
+    laws: Sequence[str],
+    *,
+    draws: int,
+    seed: int = 0,
+    tokens: int = TOKENS,
+) -> dict[str, Counts]:
+    """Return how many of `draws` random drafters are accepted at each step, (C, N), by law.
+
+    Each of C columns is a rule and a KL, a number or (N,) one a step. All columns share their
+    directions, and so cost little more than one. Arguments are those of `typical_acceptance`, which
+    checks them.
+    """
+    rules = [rule for rule, _ in columns]
+    shape = len(columns), len(dist)
+    counts: dict[str, Counts] = {law: np.empty(shape, np.min_scalar_type(draws)) for law in laws}
+    for at, part in dist.parts():
+        kls = [np.broadcast_to(kl, len(dist))[at] for _, kl in columns]
+        asked = _Asked.of(part, rules, np.stack(kls, axis=1), min(tokens, dist.k))
+        for of_law in counts.values():
+            of_law[:, at] = np.where(asked.certain, draws, 0).T
+        for step in np.flatnonzero(asked.uncertain.any(axis=1)):
+            uncertain = asked.uncertain[step]
+            bits = np.random.PCG64([seed, int(at[step])])
+            first = bits.state
+            for law, of_law in counts.items():
+                bits.state = first
+                xi = LAWS[law](np.random.Generator(bits), (draws, asked.logs.shape[1]))
+                of_law[uncertain, at[step]] = draws - asked.rejected(int(step), xi)
+    return counts
 
 
 def usual_statistics(
@@ -111,24 +166,34 @@ def usual_statistics(
     kl: ArrayLike,
     bootstrap: PromptBootstrap,
     *,
-    draws: int = DRAWS_OF_MEANS,
+    draws: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Return the mean of `typical_acceptance` over all steps, a row a rule.
 
     `kl` are the KLs of a drafter's steps, (N,), or one number for a usual drafter at that KL.
-    `bootstrap` is over the prompts of the steps.
+    `bootstrap` is over the prompts of the steps. Without `draws` there are `draws_of_means`.
 
     Returns:
         Rows rule, statistic ("usual_drafter"), value, ci_low and ci_high, as `rule_statistics`
         gives them.
     """
+    draws = draws_of_means(len(dist)) if draws is None else draws
     shares = typical_acceptance(dist, list(rules), kl, draws=draws, seed=seed)
     rows = []
     for rule, share in zip(rules, shares.T, strict=True):
         estimate = Estimate(*map(float, bootstrap.ratio_interval(share)))
         rows.append({"rule": rule.label, "statistic": "usual_drafter", **estimate.columns()})
     return rows
+
+
+def draws_of_means(steps: int) -> int:
+    """Return the random directions a step for means over so many steps.
+
+    >>> [draws_of_means(steps) for steps in (100, 300_000, 1_000_000, 5_000_000)]
+    [50, 50, 16, 4]
+    """
+    return max(LEAST_DRAWS, min(DRAWS_OF_MEANS, MOST_DRAWS // max(steps, 1)))
 
 
 def _step_kls(kl: ArrayLike, size: int) -> Floats:
@@ -141,38 +206,59 @@ def _step_kls(kl: ArrayLike, size: int) -> Floats:
     return np.ascontiguousarray(np.broadcast_to(eps, (size,)), dtype=np.float64)
 
 
-def _directions(law: str, draws: int, seed: int, step: int, tokens: int) -> Floats:
-    """Return the directions (draws, tokens) at a step."""
-    return LAWS[law](np.random.default_rng([seed, step]), (draws, tokens))
+class Directions(NamedTuple):
+    """Directions at a step."""
+
+    xi: Floats  # (draws, T)
+    means: Floats  # (draws,) sum p xi
+    highest: Floats  # (draws,) the largest xi
 
 
-def _shares(
-    dist: TopK,
-    at: Indices,
-    rules: Sequence[Rule],
-    eps: Floats,
-    tokens: int,
-    drawn: Callable[[int, int], Floats],
-) -> Floats:
-    """Return (n, R) shares of the steps `at`, from directions of so many tokens `drawn` at each."""
-    given = replace(dist, log_prob_error=None)
-    found = certify(given, rules)
-    trees = np.array([isinstance(rule, Tree) for rule in rules])
-    width = np.array([rule.m if isinstance(rule, Tree) else 0 for rule in rules])
-    # ranks that are accepted or, of a tree, suffice; beyond the tokens nothing leads
-    limits = np.where(
-        trees, width, np.where(found.accepted_count < 1, tokens, found.accepted_count)
-    )
-    certain = (eps[:, None] < found.lower) | np.isinf(found.lower)  # or nothing is rejected
-    shares = np.where(certain, 1.0, 0.0)
-    logs = np.ascontiguousarray(given.log_probs[:, :tokens])
-    log_tail = np.logaddexp(given.log_tail, _log_sum(given.log_probs[:, tokens:]))
-    # at a KL of 0 the draft is the target: what is not certain is a tie, which counts as rejected
-    for step in np.flatnonzero(~certain.all(axis=1) & np.isfinite(eps) & (eps > 0.0)):
-        xi = drawn(int(at[step]), tokens)
-        share = accepted_shares(logs[step], log_tail[step], xi, eps[step], limits[step], trees)
-        shares[step] = np.where(certain[step], 1.0, share)
-    return shares
+class _Asked(NamedTuple):
+    """What is asked of n steps, in C columns."""
+
+    logs: Floats  # (n, T) log-probabilities of the tokens with a direction
+    log_tail: Floats  # (n,) of all others
+    eps: Floats  # (n, C) KLs
+    trees: NDArray[np.bool_]  # (C,)
+    limits: NDArray[np.int64]  # (n, C) ranks that are accepted or, of a tree, suffice
+    certain: NDArray[np.bool_]  # (n, C) accepted in every direction
+    uncertain: NDArray[np.bool_]  # (n, C) to be counted; what is neither is rejected
+
+    @classmethod
+    def of(cls, dist: TopK, rules: Sequence[Rule], eps: Floats, tokens: int) -> _Asked:
+        given = replace(dist, log_prob_error=None)
+        distinct = list(dict.fromkeys(rules))
+        column = [distinct.index(rule) for rule in rules]
+        found = certify(given, distinct)
+        lower = found.lower[:, column]
+        accepted = found.accepted_count[:, column]
+        trees = np.array([isinstance(rule, Tree) for rule in rules])
+        width = np.array([rule.m if isinstance(rule, Tree) else 0 for rule in rules])
+        certain = (eps < lower) | np.isinf(lower)  # or nothing is rejected
+        return cls(
+            logs=np.ascontiguousarray(given.log_probs[:, :tokens]),
+            log_tail=np.logaddexp(given.log_tail, _log_sum(given.log_probs[:, tokens:])),
+            eps=eps,
+            trees=trees,
+            # beyond the tokens nothing leads
+            limits=np.where(trees, width, np.where(accepted < 1, tokens, accepted)),
+            certain=certain,
+            # at a KL of 0 the draft is the target: what is not certain is a tie, so rejected
+            uncertain=~certain & np.isfinite(eps) & (eps > 0.0),
+        )
+
+    def rejected(self, step: int, xi: Floats) -> NDArray[np.int64]:
+        """Return how many directions xi (draws, T) are rejected at a step, by uncertain column."""
+        open_ = self.uncertain[step]
+        return rejections(
+            self.logs[step],
+            self.log_tail[step],
+            Directions(xi, xi @ np.exp(self.logs[step]), xi.max(axis=1)),
+            self.eps[step, open_],
+            self.limits[step, open_],
+            self.trees[open_],
+        )
 
 
 def _log_sum(logs: Floats) -> Floats:
@@ -181,54 +267,96 @@ def _log_sum(logs: Floats) -> Floats:
 
 
 @compiled
-def divergence_at(logs: Floats, log_tail: float, xi: Floats, s: float, mean: float) -> float:
-    """Return KL(p || q_s); the others grow as one token, by E exp(s xi) = exp(s^2 / 2)."""
+def exponential(x: float) -> float:
+    """Return exp(x), within 4e-16 of it, for x in [-700, 0]; unlike math.exp it is vectorised.
+
+    x = n log 2 + r, and exp(r) is its Taylor polynomial of degree 13.
+    """
+    shifted = x * PER_LOG_2 + INTEGER
+    n = shifted - INTEGER
+    r = (x - n * LOG_2) - n * LOG_2_REST
+    y = 1.0 / 479001600.0 + r * (1.0 / 6227020800.0)
+    y = 1.0 / 39916800.0 + r * y
+    y = 1.0 / 3628800.0 + r * y
+    y = 1.0 / 362880.0 + r * y
+    y = 1.0 / 40320.0 + r * y
+    y = 1.0 / 5040.0 + r * y
+    y = 1.0 / 720.0 + r * y
+    y = 1.0 / 120.0 + r * y
+    y = 1.0 / 24.0 + r * y
+    y = 1.0 / 6.0 + r * y
+    y = 1.0 / 2.0 + r * y
+    y = 1.0 + r * y
+    y = 1.0 + r * y
+    bits = np.float64(y).view(np.int64) + (np.float64(shifted).view(np.int64) << 52)
+    return float(np.int64(bits).view(np.float64))
+
+
+@vectorised
+def largest(values: Floats) -> float:
+    """Return the largest of the values."""
+    most = values[0]
+    for value in values:
+        most = max(most, value)
+    return float(most)
+
+
+@vectorised
+def total(values: Floats) -> float:
+    """Return the sum of the values."""
+    added = 0.0
+    for value in values:
+        added += value
+    return added
+
+
+@compiled
+def divergence_at(
+    logs: Floats, log_tail: float, xi: Floats, s: float, mean: float, terms: Floats
+) -> float:
+    """Return KL(p || q_s); the others grow as one token, by E exp(s xi) = exp(s^2 / 2).
+
+    `terms` (K,) is room for the tokens' shares of the sum.
+    """
     if s == 0.0:
         return 0.0
     tail = log_tail + s * s / 2.0
-    most = tail
     for v in range(len(logs)):
-        most = max(most, logs[v] + s * xi[v])
-    total = math.exp(tail - most)
+        terms[v] = logs[v] + s * xi[v]
+    most = max(tail, largest(terms))
     for v in range(len(logs)):
-        total += math.exp(logs[v] + s * xi[v] - most)
-    return most + math.log(total) - s * mean
+        below = terms[v] - most
+        terms[v] = exponential(below if below > -700.0 else -700.0)
+    return float(most + math.log(total(terms) + math.exp(tail - most)) - s * mean)
 
 
 @compiled
-def led_within(
-    logs: Floats, log_tail: float, xi: Floats, mean: float, eps: float, need: int
-) -> int:
-    """Return the largest rank, from 0, that leads at a KL of at most eps; stop from `need` on."""
-    lead = 0
-    last = 0
-    s = 0.0
-    while last < need:
-        after = -1
-        first = math.inf
-        for v in range(len(logs)):
-            if xi[v] > xi[lead]:
-                cross = (logs[lead] - logs[v]) / (xi[v] - xi[lead])
-                if cross < first or (cross == first and after >= 0 and xi[v] > xi[after]):
-                    first = cross
-                    after = v
-        if after < 0:
+def next_lead(logs: Floats, xi: Floats, lead: int, most: float) -> tuple[int, float]:
+    """Return the line that next crosses that of `lead`, and s there; -1 if none does.
+
+    `most` is the largest of xi: as logs fall, no later line crosses before the one at that slope.
+    """
+    after = -1
+    first = math.inf
+    for v in range(len(logs)):
+        if logs[lead] - logs[v] > first * (most - xi[lead]):
             break
-        s = max(s, first)
-        if after > last:
-            if divergence_at(logs, log_tail, xi, s, mean) > eps:
-                break
-            last = after
-        lead = after
-    return last
+        if xi[v] > xi[lead]:
+            cross = (logs[lead] - logs[v]) / (xi[v] - xi[lead])
+            if cross < first or (cross == first and after >= 0 and xi[v] > xi[after]):
+                first = cross
+                after = v
+    return after, first
 
 
 @compiled
-def first_crossings(logs: Floats, xi: Floats, crossings: Floats) -> None:
+def first_crossings(logs: Floats, xi: Floats, crossings: Floats, most: float) -> None:
     """Write the smallest s at which lines cross that of x0, ascending; +inf if there are fewer."""
     crossings[:] = math.inf
     last = len(crossings) - 1
     for v in range(1, len(logs)):
+        if logs[0] - logs[v] > crossings[last] * (most - xi[0]):
+            break
         if xi[v] > xi[0]:
             cross = (logs[0] - logs[v]) / (xi[v] - xi[0])
             place = last
@@ -240,43 +368,87 @@ def first_crossings(logs: Floats, xi: Floats, crossings: Floats) -> None:
 
 
 @compiled
-def accepted_shares(
+def lead_points(
     logs: Floats,
-    log_tail: float,
-    directions: Floats,
-    eps: float,
+    xi: Floats,
+    most: float,
     limits: NDArray[np.int64],
     trees: NDArray[np.bool_],
-) -> Floats:
-    """Return (R,) the share of directions (draws, K) that each rule accepts at one step.
+    points: Floats,
+) -> None:
+    """Write the s at which a token behind the rule's ranks first leads, for rules of ranks."""
+    need = 0
+    for c in range(len(limits)):
+        if not trees[c]:
+            need = max(need, limits[c])
+    lead = 0
+    last = 0  # the largest rank, from 0, that has led
+    s = 0.0
+    while last < need:
+        after, first = next_lead(logs, xi, lead, most)
+        if after < 0:
+            break
+        s = max(s, first)
+        for c in range(len(limits)):
+            if not trees[c] and last < limits[c] <= after:
+                points[c] = s
+        last = max(last, after)
+        lead = after
 
-    `limits` are n of rules that accept n ranks, m of trees.
-    """
-    count = np.zeros(len(limits))
-    ranks = 0
+
+@compiled
+def tree_points(
+    logs: Floats,
+    xi: Floats,
+    most: float,
+    limits: NDArray[np.int64],
+    trees: NDArray[np.bool_],
+    points: Floats,
+) -> None:
+    """Write the s at which as many lines as the tree is wide have crossed that of x0, for trees."""
     width = 0
-    for r in range(len(limits)):
-        if trees[r]:
-            width = max(width, min(limits[r], len(logs)))
-        else:
-            ranks = max(ranks, limits[r])
+    for c in range(len(limits)):
+        if trees[c] and limits[c] < len(logs):
+            width = max(width, limits[c])
+    if width == 0:
+        return
     crossings = np.empty(width)
-    p = np.exp(logs)
-    for draw in range(len(directions)):
-        xi = directions[draw]
-        mean = 0.0
-        for v in range(len(logs)):
-            mean += p[v] * xi[v]
-        last = led_within(logs, log_tail, xi, mean, eps, ranks) if ranks else 0
-        within = 0  # tokens that have passed x0
-        if width:
-            first_crossings(logs, xi, crossings)
-            while within < width and crossings[within] < math.inf:
-                if divergence_at(logs, log_tail, xi, crossings[within], mean) > eps:
-                    break
-                within += 1
-        for r in range(len(limits)):
-            passed = within if trees[r] else last
-            if passed < limits[r]:
-                count[r] += 1.0
-    return count / len(directions)
+    first_crossings(logs, xi, crossings, most)
+    for c in range(len(limits)):
+        if trees[c] and limits[c] < len(logs):
+            points[c] = crossings[limits[c] - 1]
+
+
+@compiled
+def rejections(
+    logs: Floats,
+    log_tail: float,
+    directions: Directions,
+    eps: Floats,
+    limits: NDArray[np.int64],
+    trees: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return (C,) how many directions are rejected at one step, by rule and KL.
+
+    `limits` (C,) are n of rules that accept n ranks, m of trees; `eps` (C,) are finite.
+    """
+    rejected = np.zeros(len(limits), dtype=np.int64)
+    points = np.empty(len(limits))
+    terms = np.empty(len(logs))
+    for draw in range(len(directions.xi)):
+        xi = directions.xi[draw]
+        most = directions.highest[draw]
+        points[:] = math.inf
+        lead_points(logs, xi, most, limits, trees, points)
+        tree_points(logs, xi, most, limits, trees, points)
+        known = -1.0
+        kl = 0.0
+        for c in range(len(limits)):
+            if points[c] == math.inf:
+                continue
+            if points[c] != known:
+                known = points[c]
+                kl = divergence_at(logs, log_tail, xi, known, directions.means[draw], terms)
+            if kl <= eps[c]:
+                rejected[c] += 1
+    return rejected

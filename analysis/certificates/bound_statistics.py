@@ -34,7 +34,8 @@ def bound_statistics(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFram
         that the bound or condition certifies; exact, the share that the certificates certify;
         compared, the share of steps that are compared; steps, the number of all.
     """
-    compared = steps.dropna(subset=["certificate", "b"])
+    is_compared = steps["certificate"].notna() & steps["b"].notna()
+    compared = steps if is_compared.all() else steps[is_compared]  # without a copy, if it can be
     certificate = compared["certificate"].to_numpy()
     forms, conditions = closed_forms(rule, compared, eps)
     rows: list[dict[str, Any]] = []

@@ -42,19 +42,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
 
     None if the study has neither strict greedy nor a family whose setting can be searched.
     """
-    rows = [
-        {"target": target.label, "eps": eps} | row
-        for target in targets
-        for eps in EPSILONS
-        for row in _with_usual(
-            [
-                *_greedy_rows(target, eps, results),
-                *map(_setting_row, strictest_settings(target, eps, SHARE)),
-            ],
-            target,
-            eps,
-        )
-    ]
+    rows = [row for target in targets for row in _target_rows(target, results)]
     if not rows:
         return None
     data = pd.DataFrame(rows)
@@ -87,14 +75,26 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     )
 
 
-def _with_usual(rows: Sequence[Row], target: Target, eps: float) -> list[Row]:
+def _target_rows(target: Target, results: Results) -> list[Row]:
+    rows = [
+        {"target": target.label, "eps": eps} | row
+        for eps in EPSILONS
+        for row in (
+            *_greedy_rows(target, eps, results),
+            *map(_setting_row, strictest_settings(target, eps, SHARE)),
+        )
+    ]
+    return _with_usual(rows, target)
+
+
+def _with_usual(rows: Sequence[Row], target: Target) -> list[Row]:
     """Return the rows with the predicted acceptance of a usual drafter, if they have a rule."""
-    rules = list(dict.fromkeys(row["rule"] for row in rows if row["rule"] is not None))
+    asked = [(row["rule"], row["eps"]) for row in rows]
+    columns = list(dict.fromkeys(column for column in asked if column[0] is not None))
     by_row: list[list[float]] = [[] for _ in rows]  # a value for each law
-    for _, shares in usual_acceptance(target, eps, rules):
-        for row, values in zip(rows, by_row, strict=True):
-            if row["rule"] is not None:
-                share = shares[:, rules.index(row["rule"])]
+    for _, place, share in usual_acceptance(target, columns):
+        for row, column, values in zip(rows, asked, by_row, strict=True):
+            if column == columns[place]:
                 is_per_call = row["quantity"] == PER_CALL
                 values.append(
                     expected_per_call(share, target.trajectories)

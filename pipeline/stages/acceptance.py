@@ -45,9 +45,7 @@ ENDS: Columns = {
     "value": Column("float64", "the statistic, of certificates from the lower ends"),
     **INTERVAL,
 }
-HELD = 2**30  # bytes of judgements that are held: of these for each rule and step
-ENDS_BYTES = 16  # two ends
-FLAGS_BYTES = 2  # two flags, for each depth
+HELD = 2**30  # bytes of judgements that are held
 SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers
 
 
@@ -119,7 +117,9 @@ def judgements(
     pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> Iterator[Judgement]:
     """Yield the judgement of each rule; as many rules are judged at once as fit into memory."""
-    of_a_rule = len(steps) * (ENDS_BYTES + FLAGS_BYTES * len(steps.by_depth))
+    from analysis.acceptance.judgement import judgement_bytes
+
+    of_a_rule = len(steps) * judgement_bytes(len(steps.by_depth))
     at_once = max(1, HELD // of_a_rule)
     for begin in range(0, len(rules), at_once):
         yield from judge_soundly(pair, prompts, steps, rules[begin : begin + at_once])

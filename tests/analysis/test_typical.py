@@ -138,13 +138,18 @@ def test_below_the_certificate_every_drafter_is_accepted():
             if np.isinf(certificate):
                 continue
             below, above = (
-                typical.accepted_shares(
-                    dist.log_probs[step], -np.inf, xi, certificate * factor, limits, trees
+                typical.rejections(
+                    dist.log_probs[step],
+                    -np.inf,
+                    typical.Directions(xi, xi @ dist.probs[step], xi.max(axis=1)),
+                    np.full(len(EIGHT), certificate * factor),
+                    limits,
+                    trees,
                 )[at]
                 for factor in (1 - 1e-9, 1.3)
             )
-            assert below == 1
-            seen += above < 1
+            assert below == 0
+            seen += above > 0
     assert seen > 200  # the certificate is not far from the first rejected drafter
     at = found.lower[:, 0]
     assert (typical_acceptance(dist, "greedy", np.nextafter(at, 0)) == 1).all()
@@ -177,6 +182,41 @@ def test_directions_depend_on_the_seed_and_the_step_alone(monkeypatch):
     np.testing.assert_array_equal(share, typical_acceptance(dist, "greedy", 0.3))
     each = typical_acceptance(dist, "greedy", np.linspace(0, 1, 30))
     assert each[9] == typical_acceptance(dist, "greedy", 9 / 29)[9]
+
+
+def test_columns_of_one_pass_are_the_single_answers():
+    """Several rules, KLs and laws at once, certain and endless ones among them."""
+    dist = TopK.from_probabilities(steps_of(30))
+    each = np.random.default_rng(2).uniform(0, 1, 30)
+    each[:3] = 0.0, 1e-9, np.inf
+    columns = [(rule, kl) for rule in EIGHT for kl in (0.05, each, 0.3)]
+    together = typical.usual_counts(dist, columns, list(typical.LAWS), draws=40, seed=5)
+    assert list(together) == list(typical.LAWS)
+    for law, counts in together.items():
+        for (rule, kl), count in zip(columns, counts, strict=True):
+            alone = typical_acceptance(dist, rule, kl, draws=40, seed=5, law=law)
+            np.testing.assert_array_equal(count / 40, alone)
+
+
+def test_the_compiled_parts_are_those_of_numpy():
+    x = np.concatenate([np.linspace(-700, 0, 20_001), -np.logspace(-300, 2, 2000)])
+    exponentials = np.array([typical.exponential(value) for value in x])
+    np.testing.assert_allclose(exponentials, np.exp(x), rtol=5e-16, atol=0)
+    generators = np.random.default_rng(3), np.random.default_rng(3)
+    mine = typical.LAWS["laplace"](generators[0], (300, 40))
+    wanted = generators[1].laplace(0.0, np.sqrt(0.5), (300, 40))
+    np.testing.assert_allclose(mine, wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_tokens_that_are_masked_or_far_below_change_nothing():
+    """A KL far beyond the range of the exponential, and tokens at -inf."""
+    logits = np.array([[0.0, -1.0, -900.0, -np.inf]])
+    share = typical_acceptance(TopK.from_logits(logits), ["greedy", "tree:2"], 0.4, draws=300)
+    short = typical_acceptance(TopK.from_logits(logits[:, :2]), "greedy", 0.4, draws=3000)
+    assert share[0].tolist() == pytest.approx([short[0], 1.0], abs=0.1)
+    assert 0.1 < share[0, 0] < 0.9
+    distant = typical_acceptance(TopK.from_logits([[0.0, -2000.0]]), "greedy", [3000.0], draws=300)
+    assert 0 < distant[0] <= 1
 
 
 def test_tokens_without_a_direction_count_as_one():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.decoding.draft_length import expected_tokens
+from analysis.report import style
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import WhatIf
 from pipeline import engine
@@ -56,8 +57,11 @@ def grid(folder, costs, told="asked", places=PLACES):
     return folder
 
 
-def screen_of(capsys, *words):
-    engine.main([*map(str, words)])
+def screen_of(capsys, *words, render=lambda figure, kind: b""):
+    """What the command prints. It draws its figures, but only the test of their files renders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "render", render)
+        engine.main([*map(str, words)])
     return capsys.readouterr().out
 
 
@@ -420,12 +424,14 @@ def test_a_directory_stands_for_its_runs(tmp_path):
 
 def test_the_table_and_the_figure_are_written(tmp_path, capsys):
     outputs = tmp_path / "outputs"
-    screen = screen_of(capsys, grid(tmp_path, {1: 1.2, 8: 2.4}), f"outputs={outputs}")
+    words = grid(tmp_path, {1: 1.2, 8: 2.4}), f"outputs={outputs}"
+    screen = screen_of(capsys, *words, render=style.render)
     name = "a1_speed_by_load"
     assert f"{name}.csv, .pdf, .png" in screen
     assert {path.name for path in (outputs / "engine").iterdir()} == {
         f"{name}.{kind}" for kind in ("csv", "pdf", "png")
     }
+    assert (outputs / "engine" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     lines = (outputs / "engine" / f"{name}.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 3
     assert sum("predicted" in line for line in lines) == 4

@@ -180,11 +180,18 @@ CHANGES = {  # of a finished shard; the first one keeps it
     "flipped": flip,
     "names flipped": lambda path: flip(path, 80),
 }
+FEW = [("half-written", "gone"), ("flipped",), ("half-written", "names flipped"), ("gone",)]
 
 
-@pytest.mark.parametrize("stage", LONG)
+@pytest.mark.parametrize(
+    ("stage", "kinds"),
+    [
+        *zip(LONG, FEW, strict=True),
+        *[pytest.param(stage, CHANGES, marks=pytest.mark.thorough) for stage in LONG],
+    ],
+)
 def test_finished_shards_are_kept_and_damaged_ones_are_not(
-    stage, whole, tasks, tmp_path, monkeypatch, capsys
+    stage, kinds, whole, tasks, tmp_path, monkeypatch, capsys
 ):
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
@@ -194,9 +201,9 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
     files = {shard.names[0]: shard.path for shard in shards._finished(work / "shards")}
     assert sorted(files.values()) == sorted(work.rglob("*.*"))
     shutil.copytree(work, tmp_path / "kept")
-    for kind, change in CHANGES.items():
+    for kind in kinds:
         computed.clear()
-        change(files[one[0]])
+        CHANGES[kind](files[one[0]])
         capsys.readouterr()
         store.get(task)
         *before, last = computed

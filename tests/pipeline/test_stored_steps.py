@@ -100,15 +100,18 @@ def test_searches_and_judgements_do_not_depend_on_where_the_steps_are(
         pair = [solve_accepted(of, searched, goals, bootstrap) for of in (drafted, in_memory)]
         assert str(pair[0]) == str(pair[1])
     rules = [StrictGreedy(), Tree(2)]
+    names = ("lower", "upper", "accepted", "certified")
     for one, other in zip(judge(drafted, rules), judge(in_memory, rules), strict=True):
-        for name in ("lower", "upper", "accepted", "certified"):
+        for name in names:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        held = sum(getattr(one, name).itemsize for name in names)
+        assert held == judgement.judgement_bytes(depths=1)
     np.testing.assert_array_equal(drafted.given_up, in_memory.given_up)
 
 
 def test_what_is_stored_by_rule_is_read_when_asked_and_the_last_are_held(monkeypatch):
     read = []
-    monkeypatch.setattr(report_inputs, "HELD", 2 * 10 * report_inputs.STEP_BYTES)
+    monkeypatch.setattr(report_inputs, "HELD", 2 * 10 * judgement.judgement_bytes())
     rules = {rule.label: rule for rule in (StrictGreedy(), Tree(2), Tree(4))}
     by_rule = ByRule(rules, 10, lambda rule: read.append(rule.label) or rule.label)
     assert (len(by_rule), list(by_rule), read) == (3, list(rules), [])
@@ -127,9 +130,7 @@ def test_acceptance_judges_rules_a_few_at_a_time(study, monkeypatch, tmp_path):
     )
     metadata = {}
     rules = 1 + len(task.settings["rules"])  # strict greedy, too
-    step = len(stored.read_steps(found["drafts"])) * (
-        acceptance.ENDS_BYTES + acceptance.FLAGS_BYTES
-    )
+    step = len(stored.read_steps(found["drafts"])) * judgement.judgement_bytes()
     for at_once, held in {rules: rules * step, 2: 3 * step - 1, 1: 0}.items():
         monkeypatch.setattr(acceptance, "HELD", held)
         out = Out(acceptance.STAGE, tmp_path / str(at_once), tmp_path / "shards")

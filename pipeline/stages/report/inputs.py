@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.acceptance.drafter import margins
 from analysis.acceptance.guarantees import usual_acceptance
-from analysis.acceptance.judgement import Judgement, slacks
+from analysis.acceptance.judgement import Judgement, judgement_bytes, slacks
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import (
     certificate_statistics,
@@ -43,7 +43,6 @@ UNNAMED = "log"  # conf/target/log.yaml
 # of stage acceptance, frame: file
 ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown", "sources": "sources"}
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
-STEP_BYTES = 18  # of a rule at a step: two ends and two flags
 HELD = 2**27  # bytes of a target's steps that are held by rule
 LEVEL_BYTES = 20  # of a rule at a step: accepted ranks and two probabilities
 LEVELS = 2**29  # bytes of them that are held
@@ -66,7 +65,7 @@ class ByRule(Mapping[Key, Value]):
     def __init__(self, keys: Mapping[Key, Rule], steps: int, read: Callable[[Rule], Value]) -> None:
         """`read` is called on access; `steps` are the entries of an array."""
         self._keys = keys
-        self._read = lru_cache(max(1, HELD // (STEP_BYTES * steps)))(read)
+        self._read = lru_cache(max(1, HELD // (judgement_bytes() * steps)))(read)
 
     def __getitem__(self, key: Key) -> Value:
         return self._read(self._keys[key])
@@ -131,11 +130,14 @@ def read_content(task: Task, inputs: Inputs) -> Content:
         for pair, table, source in zip(decoded, accepted, timed, strict=True)
     ]
     tolerated_loss = task.settings["margin"]
+    results = read_results(task, targets, sources, rules)
+    # what follows shows k = 1 alone; the others are large
+    targets = [replace(target, top={1: target.top[1]}) for target in targets]
     return Content(
         task=task,
         sources=sources,
         targets=targets,
-        results=read_results(task, targets, sources, rules),
+        results=results,
         decoded=decoded,
         accepted=accepted,
         speeds=speeds,
@@ -188,7 +190,7 @@ def read_target(report: Task, source: Source, rules: Sequence[Rule]) -> Target:
     tokens = numbers(steps["token_id"])
     first_steps = steps["prompt_id"].take(trajectories.starts)
     drafts = source.artifacts.get("drafts")
-    top, logit_gap, undefined = _of_distributions(artifact, rules)
+    top, logit_gap, undefined = _of_distributions(artifact, rules, len(steps))
     return Target(
         label=source.label,
         certificates=_certificates(source, rules, len(steps)),
@@ -236,21 +238,25 @@ def _judgements(source: Source, rules: Sequence[Rule], steps: int) -> Mapping[st
 
 
 def _of_distributions(
-    artifact: Artifact, rules: Sequence[Rule]
+    artifact: Artifact, rules: Sequence[Rule], steps: int
 ) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
     """Return `top`, `logit_gap` and `undefined` of a `Target`, from one pass in chunks."""
-    ranks = [k for k in RANKS if k <= artifact.metadata["k"]]
+    top = {k: np.empty(steps) for k in RANKS if k <= artifact.metadata["k"]}
+    gaps = np.empty(steps)
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    probabilities = []
-    gaps = []
+    begin = 0
     for _, part in stored.chunks(artifact):
-        probabilities.append(top_probability(part, ranks))
-        gaps.append(part.log_probs[:, 0] - part.log_probs[:, min(1, part.k - 1)])
+        at = slice(begin, begin + len(part))
+        begin += len(part)
+        for values, probability in zip(
+            top.values(), top_probability(part, list(top)).T, strict=True
+        ):
+            values[at] = probability
+        gaps[at] = part.log_probs[:, 0] - part.log_probs[:, min(1, part.k - 1)]
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(part).sum())
-    by_rank = np.ascontiguousarray(np.concatenate(probabilities).T)
-    return dict(zip(ranks, by_rank, strict=True)), np.concatenate(gaps), undefined
+    return top, gaps, undefined
 
 
 def read_results(
@@ -286,8 +292,8 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            usual = usual_acceptance(target, target.kl, [StrictGreedy()])
-            predicted = {law: shares[:, 0] for law, shares in usual}
+            usual = usual_acceptance(target, [(StrictGreedy(), target.kl)])
+            predicted = {law: shares for law, _, shares in usual}
             slack = slacks(greedy.lower, target.kl)
             by_target[target.label] = margins(slack, greedy.accepted, predicted)
     return by_target

@@ -1,6 +1,7 @@
 """Small models, plain passes of them, and every way to choose, draft and verify."""
 
 import math
+from functools import cache
 from types import SimpleNamespace
 
 import torch
@@ -96,17 +97,26 @@ def history(indicators, draft_length):
     return calls
 
 
-@torch.inference_mode()
 def logits(model, text):
     """All logits (n, V) of a text, in one pass without a cache."""
-    return model.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+    return _logits(model.module, text)
+
+
+@torch.inference_mode()
+def _logits(module, text):
+    return module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
 
 
 def plain_greedy(model, prompt):
     """The answer of LIMIT tokens by one pass over the whole text for every token."""
+    return list(_plain_greedy(model.module, tuple(prompt)))
+
+
+@cache  # many tests compare with the same few answers, and no test changes a model
+def _plain_greedy(module, prompt):
     text = list(prompt)
     for _ in range(LIMIT):
-        text.append(int(logits(model, text)[-1].argmax()))
+        text.append(int(_logits(module, text)[-1].argmax()))
     return text[len(prompt) :]
 
 

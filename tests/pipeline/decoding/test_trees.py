@@ -37,11 +37,10 @@ TREES = [
 ]
 
 
-@pytest.fixture(params=["model", "head", "reduced head"])
-def source(request, target, drafter):
-    if request.param == "model":
+def source_of(kind, target, drafter):
+    if kind == "model":
         return drafter
-    drafted = torch.arange(0, V, 2) if request.param == "reduced head" else None
+    drafted = torch.arange(0, V, 2) if kind == "reduced head" else None
     return heads.random_head(target, drafted)
 
 
@@ -130,9 +129,17 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, 
         assert len(shapes) > 1 or len(tree) in (1, 12)  # the last: all candidates are kept
 
 
-@pytest.mark.parametrize("tree", [*TREES, *GROWN[1:4]], ids=str)
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
+SOURCES = ["model", "head", "reduced head"]
+TRIED = [  # every tree with every source and every prompt, and every source with every prompt
+    pytest.param(tree, source, PROMPTS[(at + turn) % 3], id=f"{tree}-{source}")
+    for at, tree in enumerate([*TREES, *GROWN[1:4]])
+    for turn, source in enumerate(SOURCES)
+]
+
+
+@pytest.mark.parametrize(("tree", "kind", "prompt"), TRIED)
+def test_trees_decode_what_the_target_alone_does(target, drafter, tree, kind, prompt):
+    source = source_of(kind, target, drafter)
     answer = greedy_on(target, source, tree, prompt)
     assert answer.tokens == plain_greedy(target, prompt)
     race = GumbelSampler(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
