@@ -5,14 +5,17 @@ machine. What a call costs belongs to one machine and one loop. With drafts of g
 
     L(g) = tokens / calls, counted along the answers with drafts of g tokens
     C(g) = seconds of a call with g drafted tokens / seconds of a call without a draft
-    speed(g) = L(g) / (1 + f (C(g) - 1))      (`over_all_passes`)
+    B(g) = answers / calls * seconds of the drafter's pass over a prompt / those of such a call
+    speed(g) = L(g) / (1 + f (C(g) - 1) + B(g))      (`over_all_passes`)
 
 where f is the share of the calls that draft, 1 except for drafters such as look-up. The calls are
 counted for each g anew: where calls begin depends on the length of the drafts, so the rates by
 position of one length do not give the tokens per call of another. The time before the first token
-is left out. Drafting pays while C(g) < L(g), where every call drafts. Where decoding is bound by
-memory, as it nearly is in engines, a pass takes as long over several tokens as over one: then
-C(g) = 1 + the seconds of drafting over those of a call without a draft.
+is left out. The drafter reads the prompt after that token, and B(g) is this time by call, which
+weighs the more the shorter the answers are; it is 0 for drafters that read the text only.
+Drafting pays while C(g) + B(g) < L(g), where every call drafts. Where decoding is bound by memory,
+as it nearly is in engines, a pass takes as long over several tokens as over one: then C(g) = 1 +
+the seconds of drafting over those of a call without a draft.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -72,12 +75,39 @@ class CallsByLength:
         return calls, drafting, tokens
 
 
+class TypicalSeconds(NamedTuple):
+    """What calls take, of all rounds or of B resamples of them."""
+
+    draft: Floats  # (..., G + 1) medians
+    target: Floats  # (..., G + 1) medians
+    begin: Floats  # (...) means, since prompts differ in length, and all of them are read
+
+    def with_draft(self, seconds: float) -> TypicalSeconds:
+        """Return them with drafts that take so long at any length, of a drafter without a pass."""
+        drafts = np.arange(self.draft.shape[-1]) > 0
+        draft = np.broadcast_to(seconds * drafts, self.draft.shape)
+        return TypicalSeconds(draft, self.target, np.zeros_like(self.begin))
+
+    def costs(self) -> Floats:
+        """Return the costs (..., `LONGEST` + 1) of calls."""
+        costs = (self.draft + self.target) / self.target[..., :1]
+        costs[..., 0] = 1.0  # nothing is drafted: the recorded seconds are the clock's overhead
+        return extended_costs(costs, LONGEST)
+
+    def begin_costs(self) -> Floats:
+        """Return the costs (..., `LONGEST` + 1) of the drafter's pass over a prompt."""
+        drafts = np.arange(LONGEST + 1) > 0
+        begin = self.begin[..., None] / self.target[..., :1]
+        return drafts * begin
+
+
 @dataclass(frozen=True)
 class CallSeconds:
     """Seconds of calls by draft length, in R rounds of one call of each length."""
 
     draft: Floats  # (R, G + 1) of drafting 0, 1, ..., G tokens
     target: Floats  # (R, G + 1) of the target's pass over one more, of verification and roll-back
+    begin: Floats  # (R,) of the drafter's pass over the prompt, once for an answer
 
     @classmethod
     def of_rounds(cls, calls: pd.DataFrame) -> CallSeconds:
@@ -89,18 +119,29 @@ class CallSeconds:
         calls = calls.assign(target=calls["verify_seconds"] + calls["other_seconds"])
         rounds = calls.pivot(index="prompt_id", columns="drafted")
         complete = rounds.dropna()
-        return cls(complete["draft_seconds"].to_numpy(), complete["target"].to_numpy())
+        begin = complete["begin_seconds"].to_numpy()[:, -1:]  # of calls that draft, if any do
+        return cls(
+            complete["draft_seconds"].to_numpy(), complete["target"].to_numpy(), begin.ravel()
+        )
 
-    def medians(self) -> tuple[Floats, Floats]:
-        """Return the (G + 1,) medians over rounds, of drafting and of the target."""
-        return np.median(self.draft, axis=0), np.median(self.target, axis=0)
+    def typical(self) -> TypicalSeconds:
+        """Return the seconds that stand for all rounds."""
+        return TypicalSeconds(
+            np.median(self.draft, axis=0),
+            np.median(self.target, axis=0),
+            np.asarray(np.mean(self.begin)),
+        )
 
-    def drawn_medians(self, statistics: Resampling) -> tuple[Floats, Floats]:
-        """Return the `medians` of B resamples of the rounds, (B, G + 1) each."""
+    def drawn(self, statistics: Resampling) -> TypicalSeconds:
+        """Return the `typical` seconds of B resamples of the rounds."""
         generator = np.random.default_rng(statistics.seed)
         rounds = len(self.target)
         drawn = generator.integers(rounds, size=(statistics.resamples, rounds))
-        return np.median(self.draft[drawn], axis=1), np.median(self.target[drawn], axis=1)
+        return TypicalSeconds(
+            np.median(self.draft[drawn], axis=1),
+            np.median(self.target[drawn], axis=1),
+            np.mean(self.begin[drawn], axis=1),
+        )
 
 
 def predicted_speeds(
@@ -111,27 +152,29 @@ def predicted_speeds(
 ) -> pd.DataFrame:
     """Return tokens per call, the cost of a call and the speed for drafts of 0 to `LONGEST` tokens.
 
-    `draft_seconds` is the time of a draft of any length, for look-up. None: it is in `seconds`.
+    `draft_seconds` is the time of a draft of any length, for look-up, which has no pass over the
+    prompt. None: both are in `seconds`.
     Intervals are over prompts (tokens), over rounds (cost), and over both (speed).
 
     Returns:
         A row for each `draft_length`, with `tokens_per_call`, `cost` (in calls without a draft),
-        both over all calls, `speed`, and their ends `*_ci_low` and `*_ci_high`; `memory_bound`, the
-        speed if the target's pass cost the same for any length. Ends are NaN for a single prompt,
-        and those of cost and speed for a single round.
+        both over all calls, `speed`, which also pays for the drafter's passes over the prompts, and
+        their ends `*_ci_low` and `*_ci_high`; `memory_bound`, the speed if the target's pass cost
+        the same for any length. Ends are NaN for a single prompt, and those of cost and speed for a
+        single round.
     """
-    drawn = seconds.drawn_medians(statistics)
+    drawn = seconds.drawn(statistics)
     return _predicted(counts, seconds, drawn, statistics, draft_seconds)
 
 
 def _predicted(
     counts: CallsByLength,
     seconds: CallSeconds,
-    drawn_medians: tuple[Floats, Floats],
+    drawn: TypicalSeconds,
     statistics: Resampling,
     draft_seconds: float | None,
 ) -> pd.DataFrame:
-    """Return `predicted_speeds`, given the medians of the resampled rounds."""
+    """Return `predicted_speeds`, given the seconds of the resampled rounds."""
     prompts, rounds = len(counts.calls), len(seconds.target)
     bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
     of_rounds = tail_level(statistics.confidence, rounds)
@@ -140,41 +183,59 @@ def _predicted(
     tokens = emitted.sum(0) / calls.sum(0)
     share = drafting.sum(0) / calls.sum(0)
     drawn_calls = bootstrap.sums(calls)
-    with np.errstate(invalid="ignore"):  # resamples of prompts without a call are left out
+    typical = seconds.typical()
+    if draft_seconds is not None:
+        typical = typical.with_draft(draft_seconds)
+        drawn = drawn.with_draft(draft_seconds)
+    costs = over_all_passes(typical.costs(), share)
+    begin = prompts / calls.sum(0) * typical.begin_costs()
+    speeds = tokens / (costs + begin)
+    # resamples of prompts without a call are left out
+    with np.errstate(invalid="ignore", divide="ignore"):
         drawn_tokens = bootstrap.sums(emitted) / drawn_calls
         drawn_share = bootstrap.sums(drafting) / drawn_calls
-
-    draft, target = _seconds_of(seconds.medians(), draft_seconds)
-    drawn_draft, drawn_target = _seconds_of(drawn_medians, draft_seconds)
-    costs = over_all_passes(_costs(draft, target), share)
-    drawn_costs = over_all_passes(_costs(drawn_draft, drawn_target), drawn_share)
-    flat = np.broadcast_to(target[:1], target.shape)
+        drawn_costs = over_all_passes(drawn.costs(), drawn_share)
+        drawn_begin = prompts / drawn_calls * drawn.begin_costs()
+        drawn_speeds = drawn_tokens / (drawn_costs + drawn_begin)
+    flat = typical._replace(target=np.broadcast_to(typical.target[:1], typical.target.shape))
     estimates = {
         "tokens_per_call": Estimate(tokens, *bootstrap.interval(drawn_tokens)),
         "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),
-        "speed": Estimate(tokens / costs, *expanded_interval(drawn_tokens / drawn_costs, of_fewer)),
+        "speed": Estimate(speeds, *expanded_interval(drawn_speeds, of_fewer)),
     }
     table = pd.DataFrame({"draft_length": np.arange(LONGEST + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
-    table["memory_bound"] = tokens / over_all_passes(_costs(draft, flat), share)
+    table["memory_bound"] = tokens / (over_all_passes(flat.costs(), share) + begin)
     return table
 
 
-def _seconds_of(medians: tuple[Floats, Floats], fixed: float | None) -> tuple[Floats, Floats]:
-    """Return the seconds of drafting, `fixed` for every length if given, and of the target."""
-    draft, target = medians
-    if fixed is None:
-        return draft, target
-    drafts = np.arange(draft.shape[-1]) > 0
-    return np.broadcast_to(fixed * drafts, draft.shape), target
+def speeds_of_timed_calls(decoded: Decoded) -> pd.Series:
+    """Return the speed after the first token that is predicted for the calls that a run made.
 
+    It is `predicted_speeds` with the calls, tokens and answers of the run itself in the place of
+    those counted along other answers. So what is left between it and the clock is an error of the
+    costs.
 
-def _costs(draft: Floats, target: Floats) -> Floats:
-    """Return the costs (..., `LONGEST` + 1) of calls, from the seconds at the measured lengths."""
-    costs = (draft + target) / target[..., :1]
-    costs[..., 0] = 1.0  # nothing is drafted: the recorded seconds are the clock's overhead
-    return extended_costs(costs, LONGEST)
+    Returns:
+        A value for each run; NaN but for chains of the configured drafter under strict greedy, and
+        for those with longer drafts than were timed.
+    """
+    found = pd.Series(math.nan, index=decoded.runs.index)
+    seconds = CallSeconds.of_rounds(decoded.passes)
+    if not len(seconds.target):
+        return found
+    typical = seconds.typical()
+    costs = typical.costs()
+    runs = _greedy_chains(decoded)
+    runs = runs[(runs["drafter"] == CONFIGURED) & (runs["draft_length"] < seconds.target.shape[1])]
+    for run in runs.index:
+        calls = decoded.call_seconds[decoded.call_seconds["run"] == run]
+        answers = (decoded.answers["run"] == run).sum()
+        begin = answers * typical.begin_costs()[-1]
+        spent = costs[calls["drafted"].to_numpy()].sum() + begin
+        found[run] = calls["emitted"].sum() / spent if len(calls) else math.nan
+    return found
 
 
 def predictions(
@@ -193,7 +254,7 @@ def predictions(
     frames = [pd.DataFrame(columns=["drafter", "rule", "draft_length"])]
     if not len(seconds.target) or seconds.target.shape[1] < 2:
         return frames[0]
-    drawn = seconds.drawn_medians(statistics)  # once for all rules
+    drawn = seconds.drawn(statistics)  # once for all rules
     for rule, counts in judged.items():
         if counts.calls.any():
             table = _predicted(counts, seconds, drawn, statistics, None)
@@ -210,10 +271,15 @@ def predictions(
 
 def _longest_chains(decoded: Decoded) -> dict[str, int]:
     """Return the run of each drafter that drafts the longest chains under strict greedy."""
-    runs = decoded.runs[~decoded.drafts_trees]
-    runs = runs[(runs["drafter"] != "none") & (runs["rule"] == GREEDY) & (runs["temperature"] == 0)]
+    runs = _greedy_chains(decoded)
     longest = runs.groupby("drafter", sort=False)["draft_length"].idxmax()
     return {str(drafter): int(run) for drafter, run in longest.items()}
+
+
+def _greedy_chains(decoded: Decoded) -> pd.DataFrame:
+    """Return the runs that draft chains under strict greedy."""
+    runs = decoded.runs[~decoded.drafts_trees]
+    return runs[(runs["drafter"] != "none") & (runs["rule"] == GREEDY) & (runs["temperature"] == 0)]
 
 
 def _draft_seconds(decoded: Decoded, run: int) -> float:

@@ -26,7 +26,14 @@ from .paired_accuracy import differing_answers
 
 CONFIGURED = "model"  # the drafter that the configuration names, in `Decoded.runs`
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
-PASSES = ["prompt_id", "drafted", "draft_seconds", "verify_seconds", "other_seconds"]
+PASSES = [
+    "prompt_id",
+    "drafted",
+    "draft_seconds",
+    "verify_seconds",
+    "other_seconds",
+    "begin_seconds",
+]
 LENGTHS = ["prompt_id", "drafter", "draft_length", "calls", "drafting", "tokens"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 

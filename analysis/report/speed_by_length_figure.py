@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -49,7 +51,8 @@ def speed_by_length_figure(
         NAME,
         "Speed by draft length",
         "Under strict greedy, after an answer's first token. Lines: predicted from the tokens "
-        "per call and the cost of a call, each measured by itself; bands: intervals. "
+        "per call, counted along the study's answers, and the cost of a call, each measured by "
+        "itself; bands: intervals. "
         "Points: timed methods, here without the time to the first token. Dashed: if a pass took "
         "as long over several tokens as over one.",
         draw,
@@ -76,9 +79,15 @@ def _draw(axis: Axes, rows: pd.DataFrame, timed: pd.DataFrame, title: str, colou
 
 
 def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[str]:
-    """Return a sentence for each timed chain whose interval excludes the predicted speed."""
+    """Return a sentence for each timed chain whose interval excludes the predicted speed.
+
+    `chains` are rows of `analysis.decoding.speed.speed` with `of_timed_calls`, the speed that
+    `analysis.decoding.call_costs.speeds_of_timed_calls` predicts. It tells an error of the costs
+    from answers that give other tokens per call than those counted.
+    """
     sentences = []
-    for run in chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")].to_dict("records"):
+    drafting = chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")]
+    for run in drafting.to_dict("records"):
         found = Outlook.of(predicted, run["drafter"], run["rule"])
         if found is None:
             continue
@@ -88,6 +97,18 @@ def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[st
             sentences.append(
                 f"{run['drafter_title']} with {run['draft_length']} drafted tokens was timed at "
                 f"{timed.value:.2f} [{timed.low:.2f}, {timed.high:.2f}] after the first token, "
-                f"where {wanted.value:.2f} is predicted."
+                f"where {wanted.value:.2f} is predicted.{_by_own_calls(run, found)}"
             )
     return sentences
+
+
+def _by_own_calls(run: Mapping[Any, Any], predicted: Outlook) -> str:
+    """Return a sentence with what is predicted for the calls of a timed run, if that is known."""
+    speed = run["of_timed_calls"]
+    if math.isnan(speed):
+        return ""
+    counted = predicted.estimate("tokens_per_call", run["draft_length"])
+    return (
+        f" Its answers gave {run['tokens_per_call']:.2f} tokens per call, those that were counted "
+        f"{counted.value:.2f}; for the calls that it made, {speed:.2f} is predicted."
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.decoding.call_costs import LONGEST
-from pipeline.decoding.loop import Prefill, TargetCall, decode
+from pipeline.decoding.loop import Answer, Prefill, decode
 from pipeline.decoding.proposers import Proposer, TextProposer
 from pipeline.decoding.sampling import GreedySampler
 from pipeline.decoding.session import DecodingSession
@@ -55,11 +55,10 @@ class _KnownAnswer(ExactMatch):
         return (), self._tokens[position], drafted
 
 
-def time_calls(
-    session: DecodingSession, prefill: Prefill, answer: Sequence[int]
-) -> Sequence[TargetCall]:
+def time_calls(session: DecodingSession, prefill: Prefill, answer: Sequence[int]) -> Answer:
     """Time one call for each draft length from `LONGEST` down to 0, after a prompt that was read.
 
+    The answer that is returned has these calls, and the drafter's pass over the prompt.
     `decode` makes the calls, with the session's drafter, or with made-up drafts if it has none.
     They follow a known answer; if it has n < LONGEST + 2 tokens, lengths start at n - 2.
     """
@@ -71,4 +70,4 @@ def time_calls(
     with torch.inference_mode():
         return decode(
             session.target, _FallingLengths(proposer), _KnownAnswer(answer), prefill, LONGEST, limit
-        ).calls
+        )

@@ -4,7 +4,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding.call_costs import LONGEST, CallsByLength, CallSeconds, predicted_speeds
+from analysis.decoding.call_costs import (
+    GREEDY,
+    LONGEST,
+    CallsByLength,
+    CallSeconds,
+    predicted_speeds,
+    speeds_of_timed_calls,
+)
+from analysis.decoding.metrics import Decoded
 from analysis.statistics.bootstrap import Resampling, student_factor
 from analysis.statistics.trajectories import Trajectories, count_calls
 
@@ -27,10 +35,13 @@ def given(tokens, calls, drafting=None):
     return CallsByLength(*(np.tile(np.array(of)[:, None], (1, LONGEST)) for of in numbers))
 
 
-def rounds(number=3, longest=LONGEST):
-    """Rounds without noise: a call of g tokens takes 1 + 0.1 g seconds, and 0.5 g of drafting."""
+def rounds(number=3, longest=LONGEST, begin=0.0):
+    """Rounds without noise: a call of g tokens takes 1 + 0.1 g seconds, and 0.5 g of drafting.
+
+    `begin` are the seconds of the drafter's pass over the prompt.
+    """
     lengths = np.tile(np.arange(longest + 1.0), (number, 1))
-    return CallSeconds(DRAFT * lengths, 1 + TOKEN * lengths)
+    return CallSeconds(DRAFT * lengths, 1 + TOKEN * lengths, np.full(number, begin))
 
 
 def test_rows_are_read_by_prompt_and_length():
@@ -56,6 +67,31 @@ def test_speed_is_tokens_over_cost():
     assert table["speed"].tolist() == pytest.approx(table["tokens_per_call"] / costs)
     bound = table["tokens_per_call"] / (1 + DRAFT * table["draft_length"])
     assert table["memory_bound"].tolist() == pytest.approx(bound.tolist())
+
+
+@pytest.mark.parametrize("begin", [0.0, 2.0, 6.0])
+def test_the_drafters_pass_over_a_prompt_is_paid_once_an_answer(begin):
+    """Two answers of 30 tokens in 20 calls each; without drafts there is no such pass."""
+    prompts = given([30, 30], [20, 20])
+    seconds = rounds(3, begin=begin)
+    row, *_ = predicted_speeds(prompts, seconds, STATISTICS).iloc[[2]].to_dict("records")
+    calls = 40 * (1 + 2 * (DRAFT + TOKEN))
+    assert row["cost"] == pytest.approx(1 + 2 * (DRAFT + TOKEN))
+    assert row["speed"] == pytest.approx(60 / (calls + 2 * begin))
+    assert row["memory_bound"] == pytest.approx(60 / (40 * (1 + 2 * DRAFT) + 2 * begin))
+    for end in ("low", "high"):  # nothing differs
+        assert row[f"speed_ci_{end}"] == pytest.approx(row["speed"])
+    none = predicted_speeds(prompts, seconds, STATISTICS).iloc[0]
+    assert none["speed"] == none["memory_bound"] == 1
+    looked_up = predicted_speeds(prompts, seconds, STATISTICS, draft_seconds=0.5).iloc[2]
+    assert looked_up["speed"] == pytest.approx(60 / (40 * (1.5 + 2 * TOKEN)))
+
+
+def test_rounds_with_other_prompts_give_the_mean_of_the_drafters_passes():
+    seconds = CallSeconds(rounds(4).draft, rounds(4).target, np.array([0.0, 0.0, 0.0, 8.0]))
+    row = predicted_speeds(given([30, 30], [20, 20]), seconds, STATISTICS).iloc[1]
+    assert row["speed"] == pytest.approx(60 / (40 * (1 + DRAFT + TOKEN) + 2 * 2.0))
+    assert row["speed_ci_low"] < row["speed"] < row["speed_ci_high"]
 
 
 def test_calls_without_a_draft_cost_a_pass():
@@ -86,13 +122,14 @@ def test_prompts_without_a_call_leave_the_intervals_finite():
 def test_rounds_that_are_not_whole_are_left_out():
     rows = [
         {"prompt_id": prompt, "drafted": g, "draft_seconds": 0.5 * g + noise,
-         "verify_seconds": 1.0, "other_seconds": 0.25}
+         "verify_seconds": 1.0, "other_seconds": 0.25, "begin_seconds": 7.0 + noise if g else 0.0}
         for prompt, noise, lengths in (("a", 0.0, 4), ("short", 9.0, 3), ("b", 0.0, 4))
         for g in range(lengths)
     ]  # fmt: skip
     found = CallSeconds.of_rounds(pd.DataFrame(rows))
     assert found.draft.tolist() == [[0, 0.5, 1, 1.5]] * 2
     assert found.target.tolist() == [[1.25] * 4] * 2
+    assert found.begin.tolist() == [7.0] * 2
 
 
 def test_intervals_hold_what_was_measured_and_come_from_both_sides():
@@ -102,7 +139,7 @@ def test_intervals_hold_what_was_measured_and_come_from_both_sides():
     spread = given(tokens, np.full(30, 40))
     even = given(np.full(30, 60), np.full(30, 40))
     noise = rng.uniform(1, 1.5, (30, LONGEST + 1))
-    noisy = CallSeconds(rounds(30).draft * noise, rounds(30).target * noise)
+    noisy = CallSeconds(rounds(30).draft * noise, rounds(30).target * noise, np.zeros(30))
     widths = {}
     for name, of_calls, seconds in (
         ("none", even, rounds(30)), ("prompts", spread, rounds(30)), ("rounds", even, noisy),
@@ -129,10 +166,11 @@ def test_one_prompt_or_one_round_has_no_interval(prompts, number, unknown):
 def test_few_rounds_widen_the_interval_of_a_cost():
     """By the rounds, however many prompts there are."""
     rng = np.random.default_rng(0)
-    seconds = CallSeconds(np.zeros((4, LONGEST + 1)), rng.uniform(1, 2, (4, LONGEST + 1)))
+    target = rng.uniform(1, 2, (4, LONGEST + 1))
+    seconds = CallSeconds(np.zeros((4, LONGEST + 1)), target, np.zeros(4))
     statistics = STATISTICS._replace(resamples=2000)
     row = predicted_speeds(given(np.full(1000, 15), np.full(1000, 10)), seconds, statistics).iloc[4]
-    drawn = seconds.drawn_medians(statistics)[1]
+    drawn = seconds.drawn(statistics).target
     costs = np.sort(drawn[:, 4] / drawn[:, 0])
     assert student_factor(0.95, 4) > 3  # so nearly all draws lie inside
     assert row["cost_ci_low"] <= costs[2]
@@ -157,3 +195,36 @@ def test_prediction_is_what_a_loop_takes_where_acceptance_comes_in_runs():
         assert table["tokens_per_call"][length] == (steps - 1) / calls
         seconds = calls * (1 + (DRAFT + TOKEN) * length)
         assert table["speed"][length] == pytest.approx((steps - 1) / seconds)
+
+
+def test_the_calls_that_runs_made_are_predicted_from_their_own_lengths():
+    """Two answers, whose last calls are cut."""
+    passes = pd.DataFrame(
+        {"prompt_id": prompt, "drafted": g, "draft_seconds": DRAFT * g, "verify_seconds": 0.75,
+         "other_seconds": 0.25 + TOKEN * g, "begin_seconds": 3.0 if g else 0.0}
+        for prompt in "ab" for g in range(LONGEST + 1)
+    )  # fmt: skip
+    drafters = ["none", "model", "prompt_lookup", "model", "model"]
+    runs = pd.DataFrame(
+        {
+            "drafter": drafters,
+            "rule": [None, GREEDY, GREEDY, GREEDY, "mars"],
+            "draft_length": [0, 3, 3, LONGEST + 1, 3],
+            "temperature": 0.0,
+            "tree": None,
+        }
+    )
+    drafted = [3, 3, 1, 3, 0]
+    emitted = [4, 1, 2, 2, 1]
+    calls = pd.DataFrame({"drafted": drafted, "emitted": emitted})
+    call_seconds = pd.concat([calls.assign(run=run) for run in range(1, 5)], ignore_index=True)
+    answers = pd.DataFrame({"run": np.repeat(np.arange(5), 2), "prompt_id": ["a", "b"] * 5})
+    frames = {"answers": answers, "calls": calls, "answer_seconds": answers}
+    decoded = Decoded(
+        "T", "D", runs, call_seconds=call_seconds, trajectory=pd.DataFrame(), size={}, rules={},
+        passes=passes, **frames,
+    )  # fmt: skip
+    found = speeds_of_timed_calls(decoded)
+    seconds = sum(1 + (DRAFT + TOKEN) * g for g in drafted) + 2 * 3.0
+    assert found[1] == pytest.approx(sum(emitted) / seconds)
+    assert found.drop(1).isna().all()

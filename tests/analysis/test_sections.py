@@ -142,9 +142,16 @@ def test_a_timed_interval_that_misses_the_prediction_is_named(timed_at, named):
     low, high = timed_at
     run = timed("model", draft_length=2, temperature=0.0, lossless=True, drafter_title="D")
     run |= {"tpot_speedup": (low + high) / 2, "tpot_ci_low": low, "tpot_ci_high": high}
-    lines = missed_predictions(pd.DataFrame([run]), predicted([1.0, 1.1, 1.2]))
-    assert bool(lines) == named
+    run |= {"tokens_per_call": 1.25}
+    table = predicted([1.0, 1.1, 1.2]).assign(tokens_per_call=1.75)
+    unknown = missed_predictions(pd.DataFrame([run | {"of_timed_calls": np.nan}]), table)
+    known = missed_predictions(pd.DataFrame([run | {"of_timed_calls": 0.87}]), table)
+    assert bool(unknown) == bool(known) == named
+    lines = unknown + known
     assert all("D with 2 drafted tokens" in line and "1.20 is predicted" in line for line in lines)
+    assert not any("1.25" in line for line in unknown)
+    words = ["1.25 tokens per call", "1.75", "0.87 is predicted"]
+    assert all(word in line for line in known for word in words)
 
 
 def test_settings_certify_what_is_claimed():

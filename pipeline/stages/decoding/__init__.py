@@ -158,7 +158,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="decoding",
-    version=19,
+    version=20,
     upstream=("prompts", "drafts"),  # drafts: for trees whose shape it measures
     tables=TABLES,
     plan=plan,

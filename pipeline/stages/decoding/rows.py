@@ -13,7 +13,7 @@ from pipeline.decoding import session as sessions
 from pipeline.decoding.call_costs import time_calls
 from pipeline.drafters import TextDrafter
 from pipeline.settings.methods import ALONE, RACES, SPECULATIVE, Method, baseline
-from pipeline.stages.decoding.tables import RUN, TABLES
+from pipeline.stages.decoding.tables import RUN, SECONDS, TABLES
 
 if TYPE_CHECKING:
     from pipeline.decoding.loop import Answer, Prefill
@@ -132,9 +132,9 @@ def pass_rows(
     session: DecodingSession, prompt: Prompt, prefill: Prefill, tokens: Sequence[int]
 ) -> list[Row]:
     """Return what a call costs at a prompt: a row for each draft length."""
-    names = TABLES["timings/passes"].keys() - {"prompt_id"}
-    calls = time_calls(session, prefill, tokens)
-    return [{"prompt_id": prompt.prompt_id} | attributes(call, *names) for call in calls]
+    timed = time_calls(session, prefill, tokens)
+    key = {"prompt_id": prompt.prompt_id, "begin_seconds": timed.begin_seconds}
+    return [key | attributes(call, "drafted", *SECONDS) for call in timed.calls]
 
 
 def length_rows(session: DecodingSession, prompt: Prompt, answer: Sequence[int]) -> list[Row]:

@@ -90,5 +90,6 @@ TABLES: Mapping[str, Columns] = {
         "prompt_id": Column("string", "the prompt"),
         "drafted": Column("int32", "tokens, verified in a pass over one more"),
         **SECONDS,
+        "begin_seconds": Column("float64", "the drafter's pass over the prompt, once an answer"),
     },
 }

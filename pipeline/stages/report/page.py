@@ -16,6 +16,7 @@ import jinja2
 import pandas as pd
 from PIL import Image
 
+from analysis.decoding.call_costs import speeds_of_timed_calls
 from analysis.decoding.paired_accuracy import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.decoding.verdict import Timed
@@ -98,7 +99,9 @@ def page_files(
             for pair, speeds, table in zip(
                 content.decoded, content.speeds, content.predicted, strict=True
             )
-            for line in missed_predictions(speeds[~pair.drafts_trees], table)
+            for line in missed_predictions(
+                speeds.assign(of_timed_calls=speeds_of_timed_calls(pair))[~pair.drafts_trees], table
+            )
         ],
         answers=[median_answer(target) for target in targets],
         fates=STEP_OUTCOMES,

@@ -115,6 +115,13 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
 
 
 @torch.inference_mode()
+def test_the_drafters_pass_over_a_prompt_is_timed_once_beside_its_calls(stage):
+    made = stage(PROMPTS)
+    passes = made.read("timings/passes").to_pandas()
+    assert (passes["begin_seconds"] > 0).all()
+    assert (passes.groupby("prompt_id")["begin_seconds"].nunique() == 1).all()
+
+
 def head_logits(model, text):
     """All logits (n, V) of a text at depth 1; those after the first token mean nothing."""
     states = heads.states_of(model.target, text, model.layers)[None]
