@@ -37,7 +37,7 @@ FIELDS_CHECKED = pydantic.ConfigDict(
 )
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
 NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
-MOST_TITLE = 40  # most characters of a docstring in a title
+MAX_TITLE_LENGTH = 40  # most characters of a docstring in a title
 FLAGS = {"accepts", "undefined"}
 ASKED = FLAGS | {"cut", "accepted_count"}  # methods of a rule that take a distribution
 HOME = f"{__package__}.rules"  # the module of the built-in rules
@@ -77,11 +77,11 @@ class Threshold:
 
     def accepts(self, dist: TopK, rank: NDArray[Any], log_prob: Floats) -> NDArray[np.bool_]:
         """Return (N,) whether tokens are accepted; `log_prob` counts for those not stored."""
-        at = np.minimum(rank, dist.k)[:, None] - 1
-        stored = np.take_along_axis(dist.probs, at, axis=1)[:, 0]
+        column = np.minimum(rank, dist.k)[:, None] - 1
+        stored = np.take_along_axis(dist.probs, column, axis=1)[:, 0]
         p = np.where(rank <= dist.k, stored, np.exp(log_prob))
-        most = dist.vocab_size if self.max_rank is None else self.max_rank
-        return np.asarray((rank == 1) | ((rank <= most) & (p > self.theta(dist))))
+        max_rank = dist.vocab_size if self.max_rank is None else self.max_rank
+        return np.asarray((rank == 1) | ((rank <= max_rank) & (p > self.theta(dist))))
 
 
 Cut = Threshold  # as 1.0 named it
@@ -202,11 +202,13 @@ class Rule:
         """
         if type(self).accepted_count is Rule.accepted_count:
             cut = self.cut(dist)
-            said = f"rule {self.label!r}: cut(dist) returned"
+            returned = f"rule {self.label!r}: cut(dist) returned"
             if not isinstance(cut, Threshold):
-                raise RuleError(f"{said} {cut!r:.80}: give a Threshold, or accepted_count(dist)")
+                raise RuleError(
+                    f"{returned} {cut!r:.80}: give a Threshold, or accepted_count(dist)"
+                )
             if fault := cut.fault(len(dist)):
-                raise RuleError(f"{said} {fault}")
+                raise RuleError(f"{returned} {fault}")
             return cut
         counts = np.asarray(self.accepted_count(dist))
         size = dist.vocab_size
@@ -279,19 +281,19 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def named(rule: Rule, dist: TopK, *values: Any, **others: Any) -> Any:
         name = method.__name__
-        own = dist[:]
-        for array in vars(own).values():
+        copy = dist[:]
+        for array in vars(copy).values():
             if isinstance(array, np.ndarray):
                 array.flags.writeable = False
         try:
-            found = method(rule, own, *values, **others)
+            result = method(rule, copy, *values, **others)
         except (Exception, SystemExit) as error:
-            said = f"{name}(dist) raised {type(error).__name__}: {error}"
-            raise RuleError(f"rule {rule.label!r}: {' '.join(said.split())}") from error
-        flags = np.asarray(found)
+            message = f"{name}(dist) raised {type(error).__name__}: {error}"
+            raise RuleError(f"rule {rule.label!r}: {' '.join(message.split())}") from error
+        flags = np.asarray(result)
         if name in FLAGS and (flags.shape != (len(dist),) or flags.dtype != np.bool_):
             raise RuleError(f"rule {rule.label!r}: {name} must give one boolean per step")
-        return found
+        return result
 
     return named
 
@@ -317,7 +319,7 @@ def _plain(value: Any) -> Any:
 def _first_words(text: str) -> str:
     """Return a docstring up to its first punctuation mark, or as many words of it as fit."""
     words = re.split(r"[.,:;()\n]", text.strip())[0].split()
-    while len(" ".join(words)) > MOST_TITLE:
+    while len(" ".join(words)) > MAX_TITLE_LENGTH:
         words.pop()
     return " ".join(words)
 

@@ -18,7 +18,7 @@ from .validation import described, nearest
 ALLOWED = "give 'greedy', 'additive:0.3', Additive(0.3), or a list of rules"
 
 
-def rules_from(given: Any) -> list[Rule]:
+def rules_from(value: Any) -> list[Rule]:
     """Return the rules that one text, one object, or a list of either stands for.
 
     Raises:
@@ -27,34 +27,34 @@ def rules_from(given: Any) -> list[Rule]:
     >>> [rule.label for rule in rules_from(["greedy", "additive:0.3", "topm_additive m=4 t=0.1"])]
     ['greedy', 'additive t=0.3', 'topm_additive m=4 t=0.1']
     """
-    rules = [rule_from(one) for one in (given if is_several(given) else [given])]
+    rules = [rule_from(entry) for entry in (value if is_several(value) else [value])]
     if not rules:
         raise RuleError(f"there is no rule: {ALLOWED}")
     return rules
 
 
-def is_several(given: Any) -> bool:
+def is_several(value: Any) -> bool:
     """Whether rules are given as a list, or another sequence."""
-    return isinstance(given, Sequence) and not isinstance(given, str)
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def rule_from(given: Any) -> Rule:
+def rule_from(value: Any) -> Rule:
     """Return the rule that a text, a mapping or an object stands for.
 
     Raises:
         ValueError: as of `rules_from`.
     """
-    if isinstance(given, Rule):
-        return given
-    if isinstance(given, str):
-        return _parsed(given)
-    if isinstance(given, Mapping):
-        return build(given)
-    if isinstance(given, type) and issubclass(given, Rule):
+    if isinstance(value, Rule):
+        return value
+    if isinstance(value, str):
+        return _parsed(value)
+    if isinstance(value, Mapping):
+        return build(value)
+    if isinstance(value, type) and issubclass(value, Rule):
         raise RuleError(
-            f"{given.__name__} is a class: give one of its rules, {given.__name__}(...)"
+            f"{value.__name__} is a class: give one of its rules, {value.__name__}(...)"
         )
-    raise RuleError(f"{described(given)} is not a rule: {ALLOWED}")
+    raise RuleError(f"{described(value)} is not a rule: {ALLOWED}")
 
 
 def _parsed(text: str) -> Rule:

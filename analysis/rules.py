@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 PROBABILITY_COLUMNS = ("top_surprisal",)  # the column that turns raw logits into probabilities
-LEAST = 1e-4  # the end of a range that excludes 0
+NEAR_0 = 1e-4  # the end of a range that excludes 0
 T = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(gt=0, le=1)]
 M = Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -69,7 +69,7 @@ class Multiplicative(Rule):
 
     name: ClassVar[str] = "multiplicative"
     title_format: ClassVar[str] = "Mult. (α = {alpha:g})"
-    search_range: ClassVar[Range] = {"alpha": (1.0, LEAST)}
+    search_range: ClassVar[Range] = {"alpha": (1.0, NEAR_0)}
     columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     alpha: Alpha
@@ -102,7 +102,7 @@ class TopMMultiplicative(Rule):
 
     name: ClassVar[str] = "topm_multiplicative"
     title_format: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
-    search_range: ClassVar[Range] = {"alpha": (1.0, LEAST), "m": (10, 32)}
+    search_range: ClassVar[Range] = {"alpha": (1.0, NEAR_0), "m": (10, 32)}
     columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     m: M
@@ -121,7 +121,7 @@ class Typical(Rule):
 
     name: ClassVar[str] = "typical"
     title_format: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
-    search_range: ClassVar[Range] = {"eps0": (1 - LEAST, LEAST), "delta0": (0.3, LEAST)}
+    search_range: ClassVar[Range] = {"eps0": (1 - NEAR_0, NEAR_0), "delta0": (0.3, NEAR_0)}
     columns_read: ClassVar[Columns] = (*PROBABILITY_COLUMNS, "entropy")
 
     eps0: Positive
@@ -136,7 +136,7 @@ class AbsoluteThreshold(Rule):
 
     name: ClassVar[str] = "absolute"
     title_format: ClassVar[str] = "Absolute (θ = {theta:g})"
-    search_range: ClassVar[Range] = {"theta": (1 - LEAST, 0.0)}
+    search_range: ClassVar[Range] = {"theta": (1 - NEAR_0, 0.0)}
     columns_read: ClassVar[Columns] = PROBABILITY_COLUMNS
 
     theta: Annotated[float, Field(ge=0, lt=1)]
@@ -153,7 +153,7 @@ class Mars(Rule):
 
     name: ClassVar[str] = "mars"
     title_format: ClassVar[str] = "MARS (θ = {theta:g})"
-    search_range: ClassVar[Range] = {"theta": (1 - LEAST, LEAST)}
+    search_range: ClassVar[Range] = {"theta": (1 - NEAR_0, NEAR_0)}
     samples: ClassVar[bool] = True
     columns_read: ClassVar[Columns] = ()
     minimum_k: ClassVar[int] = 3  # rank 3 is the first rejected token where rank 2 is accepted

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .validation import between, described, whole
+from .array_input import as_array, as_rows
+from .validation import checked_integer, checked_number, described
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
-
 PART = 8192  # steps processed at a time
 LOGITS_AT_ONCE = 2**21  # logits processed at a time
 PROBABILITIES_AT_ONCE = 2**16  # probabilities checked at a time
@@ -127,14 +127,14 @@ class TopK:
         """
         full = as_rows("logits", logits)
         k = _stored_count(k, full.shape[1])
-        temperature = between("temperature", temperature, 0.0)
+        temperature = checked_number("temperature", temperature, 0.0)
         largest = full.max(axis=1)  # NaN if the row has a NaN
         _check_steps(
             "largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked"
         )
         rows = max(1, LOGITS_AT_ONCE // full.shape[1])
         starts = range(0, max(1, len(full)), rows)
-        parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
+        parts = [_moments(full[begin : begin + rows], k, temperature) for begin in starts]
         columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
         ids, stored, surprisal, log_tail, entropy = columns
         return cls(ids, stored, surprisal, log_tail, entropy, full.shape[1], temperature)
@@ -159,9 +159,9 @@ class TopK:
                 tokens that are not stored have a larger mass than they can have.
         """
         logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
-        given = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
+        moments = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
         columns = {
-            name: np.ascontiguousarray(as_array(name, column)) for name, column in given.items()
+            name: np.ascontiguousarray(as_array(name, column)) for name, column in moments.items()
         }
         steps = len(logits)
         for name, column in columns.items():
@@ -169,9 +169,9 @@ class TopK:
                 raise ValueError(
                     f"{name} is {column.dtype} {column.shape}: give ({steps},) float64"
                 )
-        vocab_size = whole("vocab_size", vocab_size)
+        vocab_size = checked_integer("vocab_size", vocab_size)
         ids = _token_ids(top_ids, logits, vocab_size)
-        temperature = between("temperature", temperature, 0.0)
+        temperature = checked_number("temperature", temperature, 0.0)
         dist = cls(ids, logits, **columns, vocab_size=vocab_size, temperature=temperature)
         tail = np.exp(dist.log_tail)
         mass, least = _stored_mass(dist, logits)
@@ -217,7 +217,7 @@ class TopK:
         if off.shape not in ((), values.shape):
             raise ValueError(f"error is {off.shape}: give a number, or {values.shape} numbers")
         off = np.broadcast_to(off, values.shape)
-        vocab_size = whole("vocab_size", vocab_size)
+        vocab_size = checked_integer("vocab_size", vocab_size)
         ids = _token_ids(top_ids, values, vocab_size)
         if (repeated := np.diff(np.sort(ids, axis=1), axis=1) == 0).any():
             step = int(np.argmax(repeated.any(axis=1)))
@@ -358,7 +358,7 @@ class TopK:
 
 
 def _stored_count(k: int | None, size: int) -> int:
-    return size if k is None else whole("k", k, 1, size)
+    return size if k is None else checked_integer("k", k, 1, size)
 
 
 def _token_ids(top_ids: ArrayLike, values: NDArray[Any], vocab_size: int) -> NDArray[np.int32]:
@@ -375,42 +375,6 @@ def _token_ids(top_ids: ArrayLike, values: NDArray[Any], vocab_size: int) -> NDA
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"ids has {wrong}: give token ids in [0, {vocab_size - 1}]")
     return ids.astype(np.int32, copy=False)
-
-
-def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array, a tensor of PyTorch on any device, or a list of them as a plain array.
-
-    Half precision of a tensor becomes float32, which is exact.
-
-    Raises:
-        ValueError: `name` is no array, or has masked values, for which there is no number.
-    """
-    if isinstance(value, list | tuple) and any(hasattr(part, "ndim") for part in value):
-        value = [as_array(name, part) for part in value]
-    if np.ma.is_masked(value):
-        raise ValueError(
-            f"{name} has masked values: give what is meant there, such as -inf for a token's logit"
-        )
-    try:
-        if hasattr(value, "detach"):  # a tensor, whose library is not imported here
-            value = value.detach().to_dense().cpu()
-            half = value.is_floating_point() and value.element_size() < 4
-            value = (value.float() if half else value).numpy()
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{name} is {described(value)}, which is no array: {said}") from None
-
-
-def as_rows(name: str, value: Any) -> NDArray[Any]:
-    """Return an array (steps, vocabulary) of float32 or float64; one row is one step."""
-    array = np.atleast_2d(as_array(name, value))
-    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(
-            f"{name} is {array.dtype} {array.shape}: give numbers (steps, vocabulary), or one row"
-        )
-    fits_float32 = array.dtype in (np.float16, np.float32)
-    return array.astype(np.float32 if fits_float32 else np.float64, copy=False)
 
 
 def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:

@@ -52,9 +52,9 @@ def what_is_wrong(error: pydantic.ValidationError, names: Sequence[str]) -> str:
 
 
 def _fault(fault: Any, names: Sequence[str]) -> str:
-    said = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     if not fault["loc"]:
-        return str(said)
+        return str(reason)
     key = fault["loc"][0]
     value = " ".join(f"{fault['input']!r:.80}".split())
     if fault["type"] == "missing":
@@ -65,7 +65,7 @@ def _fault(fault: Any, names: Sequence[str]) -> str:
         return f"{surplus} is not allowed: {allowed}"
     if isinstance(key, int):  # of a value without a name
         key = names[key]
-    return f"{key}={value} is not allowed: {said}"
+    return f"{key}={value} is not allowed: {reason}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -78,8 +78,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
-def whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
-    """Return an integer in a range; a ValueError names one that is not."""
+def checked_integer(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    """Return `value` as an integer in [least, most]; a ValueError names one that is not."""
     if (
         isinstance(value, bool)
         or not isinstance(value, Integral)
@@ -90,8 +90,8 @@ def whole(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
     return int(value)
 
 
-def between(name: str, value: Any, low: float, high: float = math.inf) -> float:
-    """Return a number inside an open range; a ValueError names one that is not."""
+def checked_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """Return `value` as a number in (low, high); a ValueError names one that is not."""
     if isinstance(value, bool) or not isinstance(value, Real) or not low < float(value) < high:
         allowed = f"above {low:g}" if high == math.inf else f"in ({low:g}, {high:g})"
         raise ValueError(f"{name}={described(value)} is not allowed: give a number {allowed}")

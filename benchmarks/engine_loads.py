@@ -34,8 +34,9 @@ from pipeline.core.paths import ROOT
 from pipeline.core.terminal import command
 from pipeline.engines.comparison import Speed, compare
 from pipeline.engines.runs import Run, read_run
+from pipeline.engines.runs_by_load import Load, compare_by_load
 from pipeline.engines.schedule import Ranges, draft_lengths
-from pipeline.engines.speed_by_load import Load, compare_by_load, load_rows, predicted_rows
+from pipeline.engines.speed_by_load import load_rows, predicted_rows
 from pipeline.study import Study
 from tools import engines, smollm2
 

@@ -27,7 +27,7 @@ StageName = Literal[  # each after its inputs
 STAGE_NAMES: tuple[StageName, ...] = get_args(StageName)
 LookupMatch = Literal["latest", "earliest"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-LONGEST_NAME = 100  # bytes; file names have at most 255, and the project adds to the name
+MAX_NAME_BYTES = 100  # bytes; file names have at most 255, and the project adds to the name
 # Of a branch, a tag or a commit, by the rules of Git: it becomes the name of a file of the cache.
 REVISION = re.compile(
     r"(?!.*(?:\.\.|//|@\{|/\.|[/.]$|\.lock(?:/|$)))[^\x00-\x20\x7f~^:?*\[\\/.]"
@@ -41,7 +41,7 @@ def is_name(value: str) -> bool:
     return (
         re.fullmatch(r"[^\W_][^/]*", value) is not None
         and value.isprintable()  # on one line, without control characters
-        and len(value.encode()) <= LONGEST_NAME
+        and len(value.encode()) <= MAX_NAME_BYTES
     )
 
 
@@ -49,7 +49,7 @@ def _name(value: str) -> str:
     if not is_name(value):
         raise ValueError(
             "should be a name that begins with a letter or digit, on one line, without / and of "
-            f"at most {LONGEST_NAME} bytes"
+            f"at most {MAX_NAME_BYTES} bytes"
         )
     return value
 

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,17 +30,24 @@ from typing import Any, NamedTuple
 import httpx2
 from filelock import FileLock, Timeout
 
-from conf.schema import LONGEST_NAME
+from conf.schema import MAX_NAME_BYTES
 from pipeline.core.errors import PipelineError, first_line
-from pipeline.core.files import digest, regular, slug, write_whole
+from pipeline.core.files import digest, slug
 from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
 from pipeline.core.terminal import command
 from pipeline.engines import servers
-from pipeline.engines.answer_checksums import CHECKSUM, is_unchanged, with_checksum
-from pipeline.engines.answers import printable
+from pipeline.engines.answer_checksums import with_checksum
 from pipeline.engines.metrics_pages import read_page
+from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import engine_named
+from pipeline.engines.saved_answers import (
+    check_same_server,
+    mean_in_flight,
+    read_answered,
+    write_json,
+    write_page,
+)
 from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
 
@@ -86,8 +92,8 @@ async def _ask(url: str, study: Study) -> None:
         name = _name(study, await servers.metrics_page(client, server))
         for load in loads:
             before = await servers.metrics_page(client, server)
-            own = f"{name}-at-{load}" if isinstance(wanted, list) else name
-            path = Path(study.config.outputs) / "answers" / f"{own}.jsonl"
+            stem = f"{name}-at-{load}" if isinstance(wanted, list) else name
+            path = Path(study.config.outputs) / "answers" / f"{stem}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(path.with_name(f".{path.stem}.lock"), timeout=0):
@@ -114,44 +120,44 @@ async def _save(
     requests = {
         name: servers.request_body(server, prompt.ids, *how) for name, prompt in prompts.items()
     }
-    answered = _read_answered(path, requests)
+    answered = read_answered(path, requests)
     record = path.with_suffix(".json")
     about = _about(server, load, before)
     if answered:
-        _check_same_server(record, about, answered.values())
+        check_same_server(record, about, answered.values())
     todo = {name: body for name, body in requests.items() if name not in answered}
     if not todo:
         print(f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for others")
         return
     # of no page until all is done: a run that is killed leaves none that covers its answers
     counts: dict[str, Any] = {"answers": len(answered), "answers_of_pages": 0, "seconds": 0.0}
-    _write_json(record, about | counts)
-    _write_page(path.with_suffix(".before.txt"), before)
-    _write_page(path.with_suffix(".after.txt"), None)
+    write_json(record, about | counts)
+    write_page(path.with_suffix(".before.txt"), before)
+    write_page(path.with_suffix(".after.txt"), None)
     began = time.time()
     failed = await _send(client, server, todo, path, load, settings.timeout, prompts)
     seconds = round(time.time() - began, 3)
     after = await servers.metrics_page(client, server)
-    _write_page(path.with_suffix(".after.txt"), after)
+    write_page(path.with_suffix(".after.txt"), after)
     counts = {
         "answers": len(requests) - len(failed),
         "answers_of_pages": len(todo) - len(failed),  # those between the two pages
         "seconds": seconds,
-        "in_flight": _in_flight(path),
+        "in_flight": mean_in_flight(path),
     }
-    _write_json(record, about | counts)
+    write_json(record, about | counts)
     if failed:
         name, reason = next(iter(failed.items()))
         raise PipelineError(
             f"{len(failed)} of {len(requests)} prompts have no answer; the first is {name}: "
             f"{reason}. The same command asks for these again"
         )
-    told = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
+    summary = f"{server.shown}, {printable(server.model)}: {len(todo)} answers in {seconds:.1f} s"
     if counts["in_flight"] is not None:
-        told += f", {counts['in_flight']:.1f} requests in flight on average, {load} at most"
+        summary += f", {counts['in_flight']:.1f} requests in flight on average, {load} at most"
     if after is None:
-        told += f"; no counts on /metrics{_page_hint(server)}"
-    print(f"{told}\nanswers: {relative(path)}", flush=True)
+        summary += f"; no counts on /metrics{_page_hint(server)}"
+    print(f"{summary}\nanswers: {relative(path)}", flush=True)
 
 
 def _page_hint(server: servers.Server) -> str:
@@ -179,49 +185,6 @@ def _draft_length(server: servers.Server, page: str | None) -> int | None:
     return length if length or tells_none else None
 
 
-def _check_same_server(
-    record: Path, about: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]
-) -> None:
-    """Refuse to go on with answers of another model, engine, draft length or load."""
-    other = "give ask.name=NAME for a new file"
-    if not record.is_file():
-        if all("model" in request for request in requests):
-            return  # these name it, and are equal to the new ones
-        raise PipelineError(f"{record}, which says what answered before, is missing: {other}")
-    try:
-        known = dict(json.loads(record.read_bytes()))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise PipelineError(
-            f"{record} can't be read ({type(error).__name__}), so it does not say what answered "
-            f"before: {other}"
-        ) from error
-    for name in ("engine", "model", "weights", "draft_length"):
-        told = known.get(name) in (None, "") or about[name] in (None, "")
-        if not told and known[name] != about[name]:
-            raise PipelineError(
-                f"{record} has answers of {name}={printable(known[name])}, the server now has "
-                f"{printable(about[name])}: {other}, or start the server as it was"
-            )
-    load = known.get("concurrent", about["concurrent"])
-    if load != about["concurrent"]:
-        raise PipelineError(
-            f"{record} has answers of concurrent={printable(load)}, not {about['concurrent']}: "
-            f"{other}, or go on with ask.concurrent={printable(load)}"
-        )
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _write_page(path: Path, page: str | None) -> None:
-    """Write a page of /metrics, or remove that of an earlier run."""
-    if page is None:
-        path.unlink(missing_ok=True)
-    else:
-        write_whole(path, page.encode("utf-8", errors="replace"))
-
-
 def _prompts(study: Study) -> dict[str, StudyPrompt]:
     """Return the study's prompts, sampled where that was not done yet."""
     tasks = {task.key: task for task in study.tasks["prompts"]}
@@ -240,54 +203,10 @@ def _name(study: Study, page: str | None) -> str:
     if study.config.ask.name is not None:
         return study.config.ask.name
     name = "-".join([study.config.study, *study.targets])
-    if len(name.encode()) > LONGEST_NAME:
+    if len(name.encode()) > MAX_NAME_BYTES:
         name = f"{slug(name)[:SHOWN]}-{digest(name.encode())[:8]}"
     length = 0 if page is None else len(read_page("/metrics", page).by_place)
     return f"{name}-drafts-of-{length}" if length else name
-
-
-def _read_answered(path: Path, requests: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests that a file of an earlier run answers; cut off its torn last line."""
-    if path.is_symlink():
-        raise PipelineError(f"{path} is a link: give ask.name=NAME for a file of its own")
-    if not path.exists():
-        return {}
-    regular(path)
-    whole = path.read_bytes()
-    end = whole.rfind(b"\n") + 1
-    answered = {}
-    other = "give ask.name=NAME for a new file, or delete this one"
-    for number, line in enumerate(whole[:end].splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            name = row["custom_id"]
-            request = row["request"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            name = None
-            request = None
-        if not isinstance(name, str) or name not in requests or requests[name] != request:
-            raise PipelineError(
-                f"{path}, line {number} answers another request (prompts, steps, sampling or "
-                f"log-probabilities differ): {other}"
-            )
-        if not is_unchanged(row):
-            raise PipelineError(
-                f"{path}, line {number} was changed since it was saved (its {CHECKSUM} differs): "
-                "delete this line, and it is asked again, or give ask.name=NAME for a new file"
-            )
-        answered[name] = request
-    torn = whole[end:]
-    if torn:
-        begins = (_beginning(name, request) for name, request in requests.items())
-        if not any(torn.startswith(text) or text.startswith(torn) for text in begins):
-            raise PipelineError(f"{path}: its last line is no answer to this study: {other}")
-        os.truncate(path, end)  # never written again: what is there is paid for
-    return answered
-
-
-def _beginning(name: str, request: Any) -> bytes:
-    """Return how the line of an answer begins."""
-    return json.dumps({"custom_id": name, "request": request})[:-1].encode()
 
 
 async def _send(
@@ -329,23 +248,6 @@ async def _send(
 
         await asyncio.gather(*(work() for _ in range(min(load, len(requests)))))
     return failed
-
-
-def _in_flight(path: Path) -> float | None:
-    """Return how many requests of a file were in flight, on average while any was.
-
-    None where a line of an earlier version does not say when it began.
-    """
-    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
-    if not rows or any("began" not in row for row in rows):
-        return None
-    spans = sorted((row["began"], row["began"] + row["seconds"]) for row in rows)
-    busy = 0.0
-    until = -math.inf
-    for begin, end in spans:
-        busy += max(end - max(begin, until), 0.0)
-        until = max(until, end)
-    return round(sum(row["seconds"] for row in rows) / busy, 3)
 
 
 async def _answer(

@@ -31,19 +31,14 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.files import slug, write_whole
 from pipeline.core.store import relative
 from pipeline.core.terminal import command
-from pipeline.engines.answers import counted
 from pipeline.engines.comparison import Speed
+from pipeline.engines.printed_text import counted
 from pipeline.engines.recommendation import recommendation
 from pipeline.engines.run_table import engine_figures, missing_counts, run_table, source_table
 from pipeline.engines.runs import Run, read_run, run_files
+from pipeline.engines.runs_by_load import Load, compare_by_load
 from pipeline.engines.schedule import schedule, what_if
-from pipeline.engines.speed_by_load import (
-    Load,
-    compare_by_load,
-    load_rows,
-    load_table,
-    rows_between,
-)
+from pipeline.engines.speed_by_load import load_rows, load_table, rows_between
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"
@@ -62,8 +57,8 @@ def main(arguments: Sequence[str]) -> None:
         runs = _read(files, settings.decoding.draft_length)
         if len(runs) == 1:
             if checked or supposed:
-                given = "a study to check with" if checked else "what_if"
-                raise PipelineError(f"{given} was given, and not BASE and SPEC: {USAGE}")
+                what = "a study to check with" if checked else "what_if"
+                raise PipelineError(f"{what} was given, and not BASE and SPEC: {USAGE}")
             hint = "for the speed give the same server without drafts as well: BASE SPEC..."
             print("\n".join([*_table(runs), *_unknown(runs), hint]))
             return

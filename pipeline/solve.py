@@ -64,9 +64,9 @@ def tables(study: Study) -> dict[str, list[Json]]:
             target.needed(),
             target.within(),
         )
-        for table, found in zip(rows.values(), parts, strict=True):
+        for table, part in zip(rows.values(), parts, strict=True):
             table += [
-                {"target": target.label, **row, "prompts": target.bootstrap.count} for row in found
+                {"target": target.label, **row, "prompts": target.bootstrap.count} for row in part
             ]
     return rows
 
@@ -161,12 +161,12 @@ class SolvedTarget:
             if self._drafted is not None:
                 kinds["measured"] = solve_accepted(self._drafted, searched, every, bootstrap)
             for kind, solutions in kinds.items():
-                for name, found in zip(goals, solutions, strict=True):
+                for name, solution in zip(goals, solutions, strict=True):
                     yield {
                         "rule": searched.name, "kind": kind, "wanted": name,
                         "parameter": searched.parameter,
-                        **found.estimate.columns(),
-                        "reached": found.reached, "any_setting": found.any_setting,
+                        **solution.estimate.columns(),
+                        "reached": solution.reached, "any_setting": solution.any_setting,
                     }  # fmt: skip
 
     def _has(self, searched: ParameterRange) -> bool:
@@ -189,8 +189,8 @@ class SolvedTarget:
 
         rules = self._study.rules
         lower = np.empty((len(rules), len(self._dist)))
-        for at, part in self._dist.parts():
-            lower[:, at] = certify(part, rules).lower.T
+        for index, part in self._dist.parts():
+            lower[:, index] = certify(part, rules).lower.T
         return lower
 
     def promised(self) -> Iterator[Json]:
@@ -201,7 +201,9 @@ class SolvedTarget:
         rules = self._study.rules
         flags = {"certified": list(self._certificates > self._wanted.eps)}
         if self._drafted is not None:
-            flags["measured"] = [found.accepted_by_depth for found in judge(self._drafted, rules)]
+            flags["measured"] = [
+                judgement.accepted_by_depth for judgement in judge(self._drafted, rules)
+            ]
         for draft_length in (*self._wanted.draft_lengths, None):
             for kind, by_rule in flags.items():
                 for rule, accepted in zip(rules, by_rule, strict=True):
@@ -220,22 +222,22 @@ class SolvedTarget:
 
         rules = self._study.rules
         eps = self._wanted.eps
-        at = f"KL {eps:g}"
+        kl_text = f"KL {eps:g}"
         usual = usual_statistics(self._dist, rules, eps, self.bootstrap)
-        for rule, lower, found in zip(rules, self._certificates, usual, strict=True):
+        for rule, lower, row in zip(rules, self._certificates, usual, strict=True):
             worst = self.bootstrap.ratio_interval(lower > eps)
-            yield _accepted(rule, at, "certified", worst)
-            yield _accepted(rule, at, "usual", Estimate.read(found))
+            yield _accepted(rule, kl_text, "certified", worst)
+            yield _accepted(rule, kl_text, "usual", Estimate.read(row))
         if self._drafted is None:
             return
-        at = "this drafter's KLs"
+        kl_text = "this drafter's KLs"
         usual = usual_statistics(self._drafted.target, rules, self._drafted.kl, self.bootstrap)
-        for found, judged in zip(usual, judge(self._drafted, rules), strict=True):
+        for row, judged in zip(usual, judge(self._drafted, rules), strict=True):
             worst = self.bootstrap.ratio_interval(judged.certified)
             measured = self.bootstrap.ratio_interval(judged.accepted)
-            yield _accepted(judged.rule, at, "certified", worst)
-            yield _accepted(judged.rule, at, "usual", Estimate.read(found))
-            yield _accepted(judged.rule, at, "measured", measured)
+            yield _accepted(judged.rule, kl_text, "certified", worst)
+            yield _accepted(judged.rule, kl_text, "usual", Estimate.read(row))
+            yield _accepted(judged.rule, kl_text, "measured", measured)
 
     def needed(self) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
@@ -256,8 +258,8 @@ class SolvedTarget:
             yield {"eps": eps, **share.columns("within")}
 
 
-def _accepted(rule: Rule, at: str, kind: str, accepted: Estimate) -> Json:
-    return {"rule": rule.label, "at": at, "kind": kind, **accepted.columns("accepted")}
+def _accepted(rule: Rule, kl_text: str, kind: str, accepted: Estimate) -> Json:
+    return {"rule": rule.label, "at": kl_text, "kind": kind, **accepted.columns("accepted")}
 
 
 def _length(draft_length: int | None) -> str:

@@ -174,23 +174,23 @@ class Study:
         if not tasks:
             wanted = "" if stage in self.wanted else ", or another stage"
             raise PipelineError(f"no {stage} in this study: add a drafter (drafter=...){wanted}")
-        at = 0 if target is None or len(tasks) == 1 else self.targets.index(target)
-        return tasks[at]
+        index = 0 if target is None or len(tasks) == 1 else self.targets.index(target)
+        return tasks[index]
 
     def artifact(self, stage: str, target: str | None = None) -> Artifact:
         """Return the artifact of a stage, as `task` names it; PipelineError if it is not there."""
         task = self.task(stage, target)
-        found = self.store.find(task)
-        if found is None:
+        artifact = self.store.find(task)
+        if artifact is None:
             raise PipelineError(
                 f"{task.name} does not exist yet: run `{self.command(f'stage={stage}')}`"
             )
-        return found
+        return artifact
 
     def command(self, *more: str) -> str:
         """Return the command line of this study, without overrides of `solve`, with `more`."""
-        given = [word for word in self.overrides if not word.startswith("solve.")]
-        return shlex.join(["python", "-m", "pipeline", *given, *more])
+        words = [word for word in self.overrides if not word.startswith("solve.")]
+        return shlex.join(["python", "-m", "pipeline", *words, *more])
 
     def frame(
         self,

@@ -1,6 +1,6 @@
 """Lists of methods, for tests."""
 
-from pipeline.settings.methods import build_methods
+from pipeline.settings.method_config import build_methods
 
 
 def build(entries, draft_length=None):

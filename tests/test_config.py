@@ -10,7 +10,8 @@ from pipeline.core.errors import PipelineError, collect_errors, one_line
 from pipeline.core.paths import CONF
 from pipeline.settings.composition import composed, files_and_overrides, report_name, settings_of
 from pipeline.settings.criteria import build_rules
-from pipeline.settings.methods import build_methods, methods_of
+from pipeline.settings.method_config import build_methods
+from pipeline.settings.methods import methods_of
 from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.pipeline import tiny

@@ -21,7 +21,7 @@ from conf import schema
 from pipeline.core.paths import CONF, ROOT
 from pipeline.settings.composition import OVERRIDE, composed, settings_of
 from pipeline.settings.criteria import build_rules
-from pipeline.settings.methods import build_methods
+from pipeline.settings.method_config import build_methods
 
 DOCS = list((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "benchmarks" / "results"

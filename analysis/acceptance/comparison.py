@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import LOGITS_AT_ONCE, Floats, as_rows
+from ..array_input import as_rows
+from ..topk import LOGITS_AT_ONCE, Floats
 
 
 class Compared(NamedTuple):
@@ -43,7 +44,8 @@ def compare_arrays(target: NDArray[Any], draft: NDArray[Any], temperature: float
     rows = max(1, LOGITS_AT_ONCE // target.shape[1])
     starts = range(0, max(1, len(target)), rows)
     parts = [
-        _compare_rows(target[at : at + rows], draft[at : at + rows], temperature) for at in starts
+        _compare_rows(target[begin : begin + rows], draft[begin : begin + rows], temperature)
+        for begin in starts
     ]
     return Compared(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -51,12 +53,13 @@ def compare_arrays(target: NDArray[Any], draft: NDArray[Any], temperature: float
 def _compare_rows(target: NDArray[Any], draft: NDArray[Any], temperature: float) -> Compared:
     first = target.argmax(axis=1)[:, None]
     token = _drafted(target, draft)[:, None]
-    own = np.take_along_axis(target, token, axis=1)
+    drafted_logit = np.take_along_axis(target, token, axis=1)
     before = np.arange(target.shape[1]) < token
     log_p, log_q = (_log_softmax(z, temperature) for z in (target, draft))
     return Compared(
         kl=_kl(log_p, log_q),
-        draft_rank=_count((target > own) | ((target == own) & before)) + np.int32(1),
+        draft_rank=_count((target > drafted_logit) | ((target == drafted_logit) & before))
+        + np.int32(1),
         draft_log_prob=np.take_along_axis(log_p, token, axis=1)[:, 0],
         argmax_rank=_count(draft >= np.take_along_axis(draft, first, axis=1)),
     )
@@ -81,7 +84,8 @@ def _kl(log_p: Floats, log_q: Floats) -> Floats:
 
     The terms add up to KL plus sum q - sum p = 0. None is negative, and p = q gives exactly 0.
     """
-    p, q = np.exp(log_p), np.exp(log_q)
+    p = np.exp(log_p)
+    q = np.exp(log_q)
     with np.errstate(invalid="ignore", over="ignore"):
         d = log_p - log_q
         q_minus_p = np.where(np.abs(d) < 1, p * np.expm1(-d), q - p)

@@ -80,9 +80,9 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
     rows = []
     for predicted, judgement in zip(usual, judge(steps, rules), strict=True):
         row: Row = {"rule": judgement.rule.label, "steps": len(steps)}
-        for found in (predicted, *rule_statistics(steps, judgement, bootstrap)):
-            name = found["statistic"]
-            estimate = Estimate.read(found)
+        for statistic in (predicted, *rule_statistics(steps, judgement, bootstrap)):
+            name = statistic["statistic"]
+            estimate = Estimate.read(statistic)
             row |= estimate.columns(name) if bootstrap.count > 1 else {name: estimate.value}
         rows.append(row)
     return pd.DataFrame(rows).set_index("rule")

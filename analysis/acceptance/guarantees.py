@@ -116,9 +116,9 @@ def strictest_settings(target: Target, eps: float, share: float) -> list[Stricte
     ranges = [
         searched for searched in ranges if max(rule.minimum_k for rule in searched.rules) <= dist.k
     ]
-    found = solve_all(dist, ranges, eps, [Goal(share)], target.bootstrap, target.trajectories)
+    solutions = solve_all(dist, ranges, eps, [Goal(share)], target.bootstrap, target.trajectories)
     settings = []
-    for searched, (solution,) in zip(ranges, found, strict=True):
+    for searched, (solution,) in zip(ranges, solutions, strict=True):
         strictest, last = searched.rules
         settings.append(
             StrictestSetting(

@@ -135,8 +135,8 @@ def solve_accepted(
     """Find the strictest settings with which a drafter's acceptance reaches each goal."""
     depths = steps.by_depth
 
-    def accepted(rule: Rule, part: TopK, at: Integers) -> Flags:
-        return np.stack([rule.accepts(part, *depth.drafted(at)) for depth in depths])
+    def accepted(rule: Rule, part: TopK, index: Integers) -> Flags:
+        return np.stack([rule.accepts(part, *depth.drafted(index)) for depth in depths])
 
     search = _Search(searched, len(depths), bootstrap, steps.trajectories)
     (solutions,) = _solutions([search.solutions(goals)], steps.target, accepted)
@@ -168,12 +168,12 @@ def _run_trials(
     wanted = np.zeros(len(dist), dtype=bool)
     for _, steps in trials.values():
         wanted |= steps.any(axis=0)
-    for at, part in dist.parts(wanted) if trials else ():
+    for index, part in dist.parts(wanted) if trials else ():
         for number, (rule, steps) in trials.items():
-            own = np.flatnonzero(steps[:, at].any(axis=0))
-            if len(own):
-                chosen = part if len(own) == len(part) else part[own]
-                passed[number][:, at[own]] = passing(rule, chosen, at[own])
+            tried = np.flatnonzero(steps[:, index].any(axis=0))
+            if len(tried):
+                chosen = part if len(tried) == len(part) else part[tried]
+                passed[number][:, index[tried]] = passing(rule, chosen, index[tried])
     return passed
 
 
@@ -208,29 +208,29 @@ class _Search:
 
     def solutions(self, goals: Sequence[Goal]) -> Trials[list[Solution]]:
         """Solve for each goal."""
-        found = []
+        solutions = []
         for goal in goals:
             solution = yield from self._solution(goal)
-            found.append(solution)
-        return found
+            solutions.append(solution)
+        return solutions
 
     def _solution(self, goal: Goal) -> Trials[Solution]:
         reached = yield from self._reached(goal, self._last)
         if math.isnan(reached.ratio):
             return Solution(None, math.nan, math.nan, math.nan, math.nan)
-        found = yield from self._strictest(goal, None)
+        strictest = yield from self._strictest(goal, None)
         ends = yield from self._ends(goal)
-        if found is not None:
-            reached = yield from self._reached(goal, found)
+        if strictest is not None:
+            reached = yield from self._reached(goal, strictest)
         strict, relaxed = map(self._value, ends)
         falls = self._value(self._last) < self._value(0)
         return Solution(
-            rule=None if found is None else self._setting(found),
-            value=self._value(found),
+            rule=None if strictest is None else self._setting(strictest),
+            value=self._value(strictest),
             ci_low=relaxed if falls else strict,
             ci_high=strict if falls else relaxed,
             reached=reached.ratio,
-            any_setting=found == 0 and ends == (0, 0),
+            any_setting=strictest == 0 and ends == (0, 0),
         )
 
     def _ends(self, goal: Goal) -> Trials[tuple[int | None, int | None]]:
@@ -247,39 +247,39 @@ class _Search:
     def _strictest(self, goal: Goal, resamples: int | None) -> Trials[int | None]:
         """Return the first setting that reaches the goal in the sample, or in so many resamples."""
         low = 0
-        high = at = self._last
-        found = None
-        while found is None or low < high:
-            reached = yield from self._reached(goal, at)
+        high = number = self._last
+        first = None
+        while first is None or low < high:
+            reached = yield from self._reached(goal, number)
             enough = reached.enough if resamples is None else reached.resamples >= resamples
             if enough:
-                high = found = at
-            elif at == self._last:
+                high = first = number
+            elif number == self._last:
                 return None
             else:
-                low = at + 1
-            at = (low + high) // 2
-        return found
+                low = number + 1
+            number = (low + high) // 2
+        return first
 
-    def _reached(self, goal: Goal, at: int) -> Trials[_Reached]:
-        if (goal, at) in self._known:
-            return self._known[goal, at]
-        steps = (self._lower <= at) & (at < self._upper)
+    def _reached(self, goal: Goal, number: int) -> Trials[_Reached]:
+        if (goal, number) in self._known:
+            return self._known[goal, number]
+        steps = (self._lower <= number) & (number < self._upper)
         if steps.any():
-            passes = yield self._setting(at), steps
-            self._upper[steps & passes] = at
-            self._lower[steps & ~passes] = at + 1
-        above, below = goal.sums(self._upper <= at, self._trajectories)
+            passes = yield self._setting(number), steps
+            self._upper[steps & passes] = number
+            self._lower[steps & ~passes] = number + 1
+        above, below = goal.sums(self._upper <= number, self._trajectories)
         needed = goal.wanted - ROUNDING
         with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
             ratio = float(np.divide(above.sum(), below.sum()))
         enough = self._bootstrap.sums(above) >= needed * self._bootstrap.sums(below)
         reached = _Reached(ratio, ratio >= needed, int(enough.sum()))
-        self._known[goal, at] = reached
+        self._known[goal, number] = reached
         return reached
 
-    def _value(self, at: int | None) -> float:
-        return math.nan if at is None else self._searched.value(self._setting(at))
+    def _value(self, number: int | None) -> float:
+        return math.nan if number is None else self._searched.value(self._setting(number))
 
 
 def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:
@@ -293,9 +293,9 @@ def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:
     last = max(1, math.ceil(distance / step - ROUNDING))
 
     @cache
-    def setting(at: int) -> Rule:
-        if at == last:
+    def setting(number: int) -> Rule:
+        if number == last:
             return end
-        return replace(rule, **{parameter: kind(round(strict + at * step, 10))})
+        return replace(rule, **{parameter: kind(round(strict + number * step, 10))})
 
     return setting, last

@@ -128,8 +128,8 @@ def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
     gap_bin = np.digitize(target.logit_gap, GAP_EDGES)
     edges = [f"{edge:g}" for edge in (0, *GAP_EDGES)]
     names = [f"{low} to {high}" for low, high in pairwise(edges)]
-    for at, name in enumerate([*names, f"above {edges[-1]}"]):
-        yield "margin", name, gap_bin == at  # the logit gap, by its name in 1.0's tables
+    for index, name in enumerate([*names, f"above {edges[-1]}"]):
+        yield "margin", name, gap_bin == index  # the logit gap, by its name in 1.0's tables
     answers = target.trajectories
     position = np.arange(len(target.logit_gap)) - answers.starts[answers.answer_index]
     late = 2 * position >= target.bootstrap.answer_steps[answers.answer_index]
@@ -142,6 +142,6 @@ def representative_rules(rules: Sequence[Rule]) -> list[Rule]:
 
     If there are neither, return the first of `rules`; never more than `REPRESENTATIVE` has.
     """
-    own = [rule for rule in rules if rule.is_custom]
+    custom = [rule for rule in rules if rule.is_custom]
     known = [rule for rule in REPRESENTATIVE if rule in rules]
-    return (own + known or list(rules))[: len(REPRESENTATIVE)]
+    return (custom + known or list(rules))[: len(REPRESENTATIVE)]

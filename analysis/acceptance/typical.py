@@ -31,13 +31,14 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..array_input import as_array
 from ..certificates.certify import certify, check_top_k
 from ..rule_text import is_several, rules_from
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.estimate import Estimate
-from ..topk import Distributions, Floats, TopK, as_array
-from ..validation import described, whole
+from ..topk import Distributions, Floats, TopK
+from ..validation import checked_integer, described
 
 DRAWS = 200  # random directions a step
 DRAWS_OF_MEANS = 50  # the same for means over many steps, whose own spread is far larger
@@ -115,9 +116,9 @@ def typical_acceptance(
         check_top_k(dist)
     rules = rules_from(rule)
     eps = _step_kls(kl, len(dist))
-    draws = whole("draws", draws)
-    tokens = whole("tokens", tokens)
-    seed = whole("seed", seed, 0)
+    draws = checked_integer("draws", draws)
+    tokens = checked_integer("tokens", tokens)
+    seed = checked_integer("seed", seed, 0)
     if law not in LAWS:
         raise ValueError(f"law={law!r:.40} is not allowed: give one of {', '.join(LAWS)}")
     columns = [(rule, eps) for rule in rules]

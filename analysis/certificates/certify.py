@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..array_input import as_array
 from ..rule_base import UNKNOWN, Rule, check_k
 from ..rule_text import rule_from, rules_from
 from ..rules import Tree
 from ..statistics.bootstrap import summarise
 from ..statistics.prompts import prompt_bootstrap
-from ..topk import Floats, TopK, as_array
+from ..topk import Floats, TopK
 from ..validation import described
 from .intervals import certify_rounded, certify_tests
 from .kernel import Certificates

@@ -23,8 +23,8 @@ from ..rules import Tree
 from ..topk import ROUNDING, Floats, TopK
 
 INNER_POINTS = 2048  # inside the boxes of all steps together, within the limits of each step's box
-FEWEST_POINTS = 16
-MOST_POINTS = 128
+MIN_POINTS = 16
+MAX_POINTS = 128
 # fractional steps that fill a square evenly (the plane's golden ratio: x^3 = x + 1)
 EVENLY = np.array([0.7548776662466927, 0.5698402909980532])
 
@@ -190,7 +190,7 @@ def _inner_steps(dist: TopK) -> Iterator[_Known]:
     """Yield the steps with p0 and entropy inside their boxes: in the middle, then spread evenly."""
     low, high = (ends[:, 0] for ends in dist.prob_range)
     least, most = dist.entropy_range
-    count = min(max(INNER_POINTS // max(1, len(dist)), FEWEST_POINTS), MOST_POINTS)
+    count = min(max(INNER_POINTS // max(1, len(dist)), MIN_POINTS), MAX_POINTS)
     for turn in range(count):
         # each step has other points, so the points of all steps are dense
         point = np.arange(len(dist)) * count + turn

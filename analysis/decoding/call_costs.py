@@ -41,7 +41,7 @@ from ..topk import Floats
 from .draft_length import extended_costs, over_all_passes
 from .metrics import CONFIGURED, Decoded
 
-LONGEST = 8  # the longest draft for which a speed is predicted
+MAX_DRAFT_LENGTH = 8  # the longest draft for which a speed is predicted
 GREEDY = StrictGreedy().label
 COUNTS = ["calls", "drafting", "tokens"]
 
@@ -62,7 +62,7 @@ class CallsByLength:
         """
         if "drafting" not in rows:
             rows = rows.assign(drafting=rows["calls"])
-        return cls(*(rows[name].to_numpy().reshape(-1, LONGEST) for name in COUNTS))
+        return cls(*(rows[name].to_numpy().reshape(-1, MAX_DRAFT_LENGTH) for name in COUNTS))
 
     def by_prompt(self) -> tuple[Integers, Integers, Integers]:
         """Return the three, with draft length 0 before the others, (P, G + 1) each.
@@ -89,14 +89,14 @@ class TypicalSeconds(NamedTuple):
         return TypicalSeconds(draft, self.target, np.zeros_like(self.begin))
 
     def costs(self) -> Floats:
-        """Return the costs (..., `LONGEST` + 1) of calls."""
+        """Return the costs (..., `MAX_DRAFT_LENGTH` + 1) of calls."""
         costs = (self.draft + self.target) / self.target[..., :1]
         costs[..., 0] = 1.0  # nothing is drafted: the recorded seconds are the clock's overhead
-        return extended_costs(costs, LONGEST)
+        return extended_costs(costs, MAX_DRAFT_LENGTH)
 
     def begin_costs(self) -> Floats:
-        """Return the costs (..., `LONGEST` + 1) of the drafter's pass over a prompt."""
-        drafts = np.arange(LONGEST + 1) > 0
+        """Return the costs (..., `MAX_DRAFT_LENGTH` + 1) of the drafter's pass over a prompt."""
+        drafts = np.arange(MAX_DRAFT_LENGTH + 1) > 0
         begin = self.begin[..., None] / self.target[..., :1]
         return drafts * begin
 
@@ -150,7 +150,7 @@ def predicted_speeds(
     statistics: Resampling,
     draft_seconds: float | None = None,
 ) -> pd.DataFrame:
-    """Return tokens per call, the cost of a call and the speed for drafts of 0 to `LONGEST` tokens.
+    """Return tokens per call, the cost of a call and the speed at each draft length from 0.
 
     `draft_seconds` is the time of a draft of any length, for look-up, which has no pass over the
     prompt. None: both are in `seconds`.
@@ -175,7 +175,8 @@ def _predicted(
     draft_seconds: float | None,
 ) -> pd.DataFrame:
     """Return `predicted_speeds`, given the seconds of the resampled rounds."""
-    prompts, rounds = len(counts.calls), len(seconds.target)
+    prompts = len(counts.calls)
+    rounds = len(seconds.target)
     bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
     of_rounds = tail_level(statistics.confidence, rounds)
     of_fewer = tail_level(statistics.confidence, min(prompts, rounds))
@@ -203,7 +204,7 @@ def _predicted(
         "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),
         "speed": Estimate(speeds, *expanded_interval(drawn_speeds, of_fewer)),
     }
-    table = pd.DataFrame({"draft_length": np.arange(LONGEST + 1)})
+    table = pd.DataFrame({"draft_length": np.arange(MAX_DRAFT_LENGTH + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
     table["memory_bound"] = tokens / (over_all_passes(flat.costs(), share) + begin)
@@ -221,10 +222,10 @@ def speeds_of_timed_calls(decoded: Decoded) -> pd.Series:
         A value for each run; NaN but for chains of the configured drafter under strict greedy, and
         for those with longer drafts than were timed.
     """
-    found = pd.Series(math.nan, index=decoded.runs.index)
+    speeds = pd.Series(math.nan, index=decoded.runs.index)
     seconds = CallSeconds.of_rounds(decoded.passes)
     if not len(seconds.target):
-        return found
+        return speeds
     typical = seconds.typical()
     costs = typical.costs()
     runs = _greedy_chains(decoded)
@@ -234,8 +235,8 @@ def speeds_of_timed_calls(decoded: Decoded) -> pd.Series:
         answers = (decoded.answers["run"] == run).sum()
         begin = answers * typical.begin_costs()[-1]
         spent = costs[calls["drafted"].to_numpy()].sum() + begin
-        found[run] = calls["emitted"].sum() / spent if len(calls) else math.nan
-    return found
+        speeds[run] = calls["emitted"].sum() / spent if len(calls) else math.nan
+    return speeds
 
 
 def predictions(
@@ -307,11 +308,11 @@ class Outlook:
 
         `column` may be `memory_bound`, the speed where a pass costs the same for any length.
         """
-        length = max(self._rows, key=lambda at: self._rows[at][column])
+        length = max(self._rows, key=lambda draft_length: self._rows[draft_length][column])
         return length, self.estimate(column, length)
 
     def estimate(self, column: str, draft_length: int) -> Estimate:
-        """Return a prediction at a draft length with its interval; NaN beyond `LONGEST`."""
+        """Return a prediction at a draft length; NaN beyond `MAX_DRAFT_LENGTH`."""
         row = self._rows.get(draft_length)
         if row is None:
             return Estimate(math.nan)
@@ -340,15 +341,15 @@ class MethodOutlook:
     @classmethod
     def of(cls, predicted: pd.DataFrame | None, run: Mapping[Any, Any]) -> MethodOutlook:
         """Return the outlook of a row of `analysis.decoding.speed.speed`, from `predictions`."""
-        found = None
+        outlook = None
         if predicted is not None:
-            found = Outlook.of(predicted, run["drafter"], run["rule"])
-        if found is None:
+            outlook = Outlook.of(predicted, run["drafter"], run["rule"])
+        if outlook is None:
             return cls(Estimate(math.nan))
-        best_length, best_speed = found.best()
-        bound_length, bound_speed = found.best("memory_bound")
+        best_length, best_speed = outlook.best()
+        bound_length, bound_speed = outlook.best("memory_bound")
         return cls(
-            found.estimate("cost", run["draft_length"]),
+            outlook.estimate("cost", run["draft_length"]),
             best_length,
             best_speed.value,
             bound_length,

@@ -201,8 +201,8 @@ def first_differences(decoded: Decoded) -> pd.DataFrame:
     differing = differing[differing["run"].isin(greedy_runs(decoded))]
     differing = differing.rename(columns={"common_prefix": "position"})
     steps = decoded.trajectory[["prompt_id", "position", "z1", "z2"]]
-    found = differing.merge(steps, on=["prompt_id", "position"], how="left")
-    return found.assign(gap=found["z1"] - found["z2"])[["run", "prompt_id", "position", "gap"]]
+    merged = differing.merge(steps, on=["prompt_id", "position"], how="left")
+    return merged.assign(gap=merged["z1"] - merged["z2"])[["run", "prompt_id", "position", "gap"]]
 
 
 def greedy_runs(decoded: Decoded) -> list[int]:

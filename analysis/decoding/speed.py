@@ -16,9 +16,9 @@ from ..topk import Floats
 from .metrics import CONFIGURED, Decoded, formula_length, formula_speedup
 
 SLOWEST_GAP = 10  # 99th percentile over median of a baseline's gaps; less on an idle machine
-LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
+MIN_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
 ALL = "all"  # sources together
-LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
+MIN_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
 # At least so many for speeds, whose ratios of sums are cheap. With 1,000 an end is off by 0.003,
 # and no verdict may hang on that
 SPEED_RESAMPLES = 10_000
@@ -261,17 +261,17 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     """Return signs that other work loaded the machine during the measurement, as clauses.
 
     There are three. The median share of processor time over all runs is below
-    `LEAST_PROCESSOR_SHARE`. The longest gaps between a baseline's tokens are above `SLOWEST_GAP`
-    medians. Verifying a model's drafts took less than `LEAST_VERIFY_RATIO` of the time of a token
+    `MIN_PROCESSOR_SHARE`. The longest gaps between a baseline's tokens are above `SLOWEST_GAP`
+    medians. Verifying a model's drafts took less than `MIN_VERIFY_RATIO` of the time of a token
     of the target alone. A clause names the run where its sign is strongest.
     """
     signs = []
     # methods take turns, so a load slows all of them
     share = float(speeds["processor_share"].median())
-    if share < LEAST_PROCESSOR_SHARE:
+    if share < MIN_PROCESSOR_SHARE:
         signs.append(
             f"the run had a processor for {100 * share:.0f} % of the time, "
-            f"{100 * LEAST_PROCESSOR_SHARE:.0f} % are needed"
+            f"{100 * MIN_PROCESSOR_SHARE:.0f} % are needed"
         )
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
@@ -282,7 +282,7 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
             f"{1000 * run['itl_99']:.3g} ms, {spread.max():.3g} times their median"
         )
     drafted = speeds[
-        (speeds["drafter"] == CONFIGURED) & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)
+        (speeds["drafter"] == CONFIGURED) & (speeds["verify_ratio"] < MIN_VERIFY_RATIO)
     ]
     if len(drafted):
         run = drafted.iloc[int(drafted["verify_ratio"].argmin())]

@@ -71,13 +71,13 @@ def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
         gaps = sizes.get(SHAPES["optimal"], measured["drafted"].unique())
         for kind, curves in (("predicted", predicted_curves), ("bound", bound_curves)):
             for name, (k, tokens) in curves(acceptance, largest).items():
-                at = np.isin(k, gaps if kind == "bound" else sizes.get(name, ()))
-                if not (kind == "bound" or at.any()):
+                is_plotted = np.isin(k, gaps if kind == "bound" else sizes.get(name, ()))
+                if not (kind == "bound" or is_plotted.any()):
                     continue
                 curve = pd.DataFrame({"drafted": k, "value": tokens})
                 add(TOKENS, scheme, name, kind, curve)
                 if name != BEST_M_BOUND:
-                    add(ADDED, scheme, name, kind, _gains(curve[at], kind))
+                    add(ADDED, scheme, name, kind, _gains(curve[is_plotted], kind))
     return pd.concat(frames)
 
 

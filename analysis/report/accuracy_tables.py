@@ -63,7 +63,7 @@ def accuracy_table(
         "right": data["accuracy"].map(percent_text),
         "lost, won": changes.mask(alone, UNDEFINED),
         "difference": estimate_texts(
-            Estimate.read(points, "difference"), digits=1, apart=[-100 * tolerated_loss, 0]
+            Estimate.read(points, "difference"), digits=1, distinct_from=[-100 * tolerated_loss, 0]
         ),
         "p": [number_text(p, 3) for p in data["p_value"].mask(alone)],
         "decided": decided.fillna(UNDEFINED),

@@ -144,21 +144,22 @@ def _signs_of_load(busy: Sequence[str]) -> str:
 
 def _outlook(run: Run, predicted: pd.DataFrame | None) -> str:
     """Return why a method pays or not, and what would pay; empty where nothing was predicted."""
-    found = MethodOutlook.of(predicted, run)
-    if math.isnan(found.cost.value):
+    outlook = MethodOutlook.of(predicted, run)
+    if math.isnan(outlook.cost.value):
         return ""
     here = "no draft length is predicted to pay here"
-    if found.best_length:
-        times = f"{found.best_speed:.2f} times as fast"
-        here = (
-            f"best here after the first token, as predicted: {_drafted(found.best_length)}, {times}"
-        )
+    if outlook.best_length:
+        length = _drafted(outlook.best_length)
+        times = f"{outlook.best_speed:.2f} times as fast"
+        here = f"best here after the first token, as predicted: {length}, {times}"
     elsewhere = "nor where longer passes cost nothing"
-    if found.bound_length:
-        best = f"best with {_drafted(found.bound_length)}, {found.bound_speed:.2f} times as fast"
+    if outlook.bound_length:
+        best = (
+            f"best with {_drafted(outlook.bound_length)}, {outlook.bound_speed:.2f} times as fast"
+        )
         elsewhere = f"if longer passes cost nothing, {best}"
     return (
-        f"{method_in_words(run)}: a call takes as long as {found.cost.value:.2f} passes over one "
+        f"{method_in_words(run)}: a call takes as long as {outlook.cost.value:.2f} passes over one "
         f"token here and gives {run['tokens_per_call']:.2f} tokens; {here}; {elsewhere}."
     )
 
@@ -264,4 +265,4 @@ def speed_text(run: Run) -> str:
     '1.130 [1.001, 1.185] times as fast'
     """
     times = Estimate.read(run, "speedup", SPEEDUP_ENDS)
-    return f"{estimate_text(times, apart=[1], zero_width=True)} times as fast"
+    return f"{estimate_text(times, distinct_from=[1], zero_width=True)} times as fast"

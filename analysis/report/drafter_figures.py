@@ -14,7 +14,7 @@ from ..acceptance.typical import LAWS
 from ..rules import Mars
 from ..statistics.estimate import Estimate
 from . import style
-from .drafter_tables import COLUMNS, judged_rules
+from .acceptance_tables import COLUMNS, judged_rules
 from .published import TABLE2
 from .results import Results
 from .table import Figure

@@ -211,10 +211,10 @@ def _length_of_configured(advice: Advice) -> int | None:
 
 def _predicted_speed(predicted: pd.DataFrame | None, rule: str, length: int | None) -> Estimate:
     """Return the predicted speed of the configured drafter under a rule; NaN if it is unknown."""
-    found = None if predicted is None else Outlook.of(predicted, CONFIGURED, rule)
-    if found is None or length is None:
+    outlook = None if predicted is None else Outlook.of(predicted, CONFIGURED, rule)
+    if outlook is None or length is None:
         return Estimate(nan)
-    return found.estimate("speed", length)
+    return outlook.estimate("speed", length)
 
 
 def _by_rule(losses: pd.DataFrame | None) -> dict[str, Mapping[Any, Any]]:

@@ -23,7 +23,7 @@ PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"color": style.GREY, "linewidth": 3.2, "zorder": 1.5}
 GRID_POINTS = 600
-MOST_BANDS = 4  # with more curves, only the first and the last have a band
+MAX_BANDS = 4  # with more curves, only the first and the last have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 BAND = "Shaded: pointwise intervals over prompts"
 # Figures 2 to 5: the family of rules drawn beside strict greedy, the title and the caption
@@ -125,7 +125,7 @@ def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
     if family is Tree and any(rule.ceiling > StrictGreedy().ceiling for rule in rules):
         caption += " The axis is longer than in Figures 2 to 4."
     name = f"figure{number}"
-    of_which = "." if len(rules) <= MOST_BANDS else ", of the first and the last curve."
+    of_which = "." if len(rules) <= MAX_BANDS else ", of the first and the last curve."
     return Figure(name, f"Figure {number}: {title}", f"{caption} {BAND}{of_which}", draw)
 
 
@@ -152,7 +152,7 @@ def _curves(axis: Axes, target: Target, rules: Sequence[Rule], grid: Floats) -> 
             drawn = REFERENCE
         share, low, high = survival(target.certificates[rule][0], grid, target.bootstrap)
         axis.plot(grid, share, label=rule.title, **drawn)
-        if len(rules) <= MOST_BANDS or rule in (rules[0], rules[-1]):
+        if len(rules) <= MAX_BANDS or rule in (rules[0], rules[-1]):
             axis.fill_between(grid, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
 
 

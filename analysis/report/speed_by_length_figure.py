@@ -88,16 +88,16 @@ def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[st
     sentences = []
     drafting = chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")]
     for run in drafting.to_dict("records"):
-        found = Outlook.of(predicted, run["drafter"], run["rule"])
-        if found is None:
+        outlook = Outlook.of(predicted, run["drafter"], run["rule"])
+        if outlook is None:
             continue
-        wanted = found.estimate("speed", run["draft_length"])
+        wanted = outlook.estimate("speed", run["draft_length"])
         timed = Estimate.read(run, "tpot_speedup", TPOT_ENDS)
         if wanted.value < timed.low or wanted.value > timed.high:  # NaN compares as false
             sentences.append(
                 f"{run['drafter_title']} with {run['draft_length']} drafted tokens was timed at "
                 f"{timed.value:.2f} [{timed.low:.2f}, {timed.high:.2f}] after the first token, "
-                f"where {wanted.value:.2f} is predicted.{_by_own_calls(run, found)}"
+                f"where {wanted.value:.2f} is predicted.{_by_own_calls(run, outlook)}"
             )
     return sentences
 

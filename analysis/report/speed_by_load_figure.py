@@ -22,8 +22,8 @@ def speed_by_load_figure(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(TEXT / 1.5, HEIGHT), layout="constrained")
     axis = figure.subplots()
     axis.axhline(1.0, **REFERENCE_LINE)
-    for at, (length, rows) in enumerate(table.groupby("draft_length")):
-        color, style = LINES[at % len(LINES)]
+    for number, (length, rows) in enumerate(table.groupby("draft_length")):
+        color, style = LINES[number % len(LINES)]
         rows = rows.sort_values("load")
         name = f"drafts of {length:.0f}"
         axis.plot(rows["load"], rows["speed"], color=color, linestyle=style, label=name)

@@ -113,14 +113,14 @@ def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
     every = pd.concat([part[key] for part, _ in curves.values()])
     numeric = pd.api.types.is_numeric_dtype(every)
     names = list(every.unique())
-    for at, (label, (part, statistic)) in enumerate(curves.items()):
+    for number, (label, (part, statistic)) in enumerate(curves.items()):
         values = part[part["target"] == target]
-        color, style = LINES[at % len(LINES)]
+        color, style = LINES[number % len(LINES)]
         if numeric:
             values = values.sort_values(key)
             x = values[key]
         else:
-            x = values[key].map(names.index) + DODGE * ((at + 0.5) / len(curves) - 0.5)
+            x = values[key].map(names.index) + DODGE * ((number + 0.5) / len(curves) - 0.5)
         drawn: dict[str, Any] = {"color": color, "linestyle": style if numeric else "none"}
         bars = None
         if set(interval_columns(statistic)) <= set(values):

@@ -132,7 +132,7 @@ def _layout(headed: pd.DataFrame) -> Layout:
     index = headed.index.to_frame()
     names = [[str(name)] for name in headed.columns.get_level_values(-1)]
     texts = [[str(text) for text in index[name]] for name in index]
-    texts += [[*name, *map(str, headed.iloc[:, at])] for at, name in enumerate(names)]
+    texts += [[*name, *map(str, headed.iloc[:, number])] for number, name in enumerate(names)]
     letters = sum(max(map(len, column), default=0) for column in texts)
     for environment, available in (("table", style.COLUMN), ("table*", style.TEXT)):
         for font, letter in FONTS.items():

@@ -14,7 +14,7 @@ from ..statistics.estimate import Estimate
 
 CAP = 100.0  # tokens; the paper prints ">100" above it
 UNDEFINED = "–"
-MOST_DIGITS = 12  # most decimals, for an end that is close to a value where something is decided
+MAX_DIGITS = 12  # most decimals, for an end that is close to a value where something is decided
 NEAR = 1e-12  # two numbers are equal up to rounding
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
@@ -132,20 +132,25 @@ def estimate_text(
     digits: int = 2,
     unit: str = "",
     percent: bool = False,
-    apart: Sequence[float] = (),
+    distinct_from: Sequence[float] = (),
     zero_width: bool = False,
 ) -> str:
     """Return a number with its unit, and with its interval if it has a width, or `zero_width`.
 
-    `percent`: it is a share, printed in percent with one decimal. `apart` are values at which
-    something is decided, for instance 1 for a speedup: the ends get enough digits to be told from
-    them.
+    Args:
+        estimate: a number and the ends of its interval.
+        digits: decimals, at least.
+        unit: printed right after the number.
+        percent: the number is a share, printed in percent with one decimal.
+        distinct_from: values at which something is decided, such as 1 for a speedup; the ends get
+            enough digits to differ from them in print.
+        zero_width: print an interval that has no width, too.
 
     >>> estimate_text(Estimate(1.204, 1.1, 1.3)), estimate_text(Estimate(1.0, 1.0, 1.0), unit="×")
     ('1.20 [1.10, 1.30]', '1.00×')
     >>> estimate_text(Estimate(0.653, 0.627, 0.679), percent=True)
     '65.3 % [62.7, 67.9]'
-    >>> estimate_text(Estimate(1.087, 1.0042, 1.171), apart=[1])
+    >>> estimate_text(Estimate(1.087, 1.0042, 1.171), distinct_from=[1])
     '1.087 [1.004, 1.171]'
     """
     value, low, high = estimate
@@ -153,7 +158,7 @@ def estimate_text(
         text = percent_text(value)
         ends = [number_text(100 * end, 1) for end in (low, high)]
     else:
-        digits = _deciding_digits((low, high), apart, digits)
+        digits = _deciding_digits((low, high), distinct_from, digits)
         text = number_text(value, digits)
         ends = [number_text(end, digits) for end in (low, high)]
     if unit and not math.isnan(value):
@@ -162,15 +167,20 @@ def estimate_text(
     return f"{text} [{', '.join(ends)}]" if has_interval else text
 
 
-def _deciding_digits(ends: Iterable[float], apart: Sequence[float], least: int) -> int:
-    """Return the fewest decimals that tell the ends from values `apart` that they do not equal."""
-    pairs = [(end, at) for end in ends for at in apart if not math.isclose(end, at, abs_tol=NEAR)]
+def _deciding_digits(ends: Iterable[float], distinct_from: Sequence[float], least: int) -> int:
+    """Return the fewest decimals with which no end is printed as a value that it differs from."""
+    pairs = [
+        (end, value)
+        for end in ends
+        for value in distinct_from
+        if not math.isclose(end, value, abs_tol=NEAR)
+    ]
     enough = (
         digits
-        for digits in range(least, MOST_DIGITS)
-        if all(number_text(end, digits) != number_text(at, digits) for end, at in pairs)
+        for digits in range(least, MAX_DIGITS)
+        if all(number_text(end, digits) != number_text(value, digits) for end, value in pairs)
     )
-    return next(enough, MOST_DIGITS)
+    return next(enough, MAX_DIGITS)
 
 
 def estimate_texts(estimates: Estimate, **form: Any) -> list[str]:
@@ -180,4 +190,4 @@ def estimate_texts(estimates: Estimate, **form: Any) -> list[str]:
 
 def speed_texts(speedups: Estimate) -> list[str]:
     """Return the cells of speedups, with enough digits to tell the ends from 1."""
-    return estimate_texts(speedups, unit="×", apart=[1])
+    return estimate_texts(speedups, unit="×", distinct_from=[1])

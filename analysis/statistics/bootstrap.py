@@ -1,12 +1,11 @@
 """Means, ratios and quantiles over decoding steps, and their bootstrap over prompts.
 
-Steps of one prompt are correlated, so whole prompts are resampled; several answers to a prompt, or
-pieces of one, stay together. A certificate can be +inf (empty rejection region): quantiles rank it
-at the top, means replace it by the rule's ceiling. Where a certificate is an interval, its lower
-end counts.
+Steps of one prompt are correlated, so whole prompts are resampled, each with all its answers. A
+certificate can be +inf (empty rejection region): quantiles rank it at the top, means replace it by
+the rule's ceiling. If a certificate is an interval, its lower end counts.
 
-Plain bootstrap intervals are too narrow with few prompts, so they are widened by Student's t:
-`tail_level` and `student_factor`.
+With few prompts plain percentile intervals are too narrow, so they are widened by Student's t
+(`student_factor`, `tail_level`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import Floats, TopK, as_array
+from ..array_input import as_array
+from ..topk import Floats, TopK
 from ..validation import described
 from .estimate import Estimate
 
@@ -29,17 +29,17 @@ Numbers = NDArray[np.float64] | NDArray[np.intp]
 Counted = NDArray[Any]  # numbers or flags
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
-LEAST_SPREAD = 1e-12  # standard deviations of draws below it are rounding errors
-# With fewer, intervals of quantiles and of several methods at once hold the truth less often than
-# they say: benchmarks/results/bootstrap_coverage.csv
+MIN_SPREAD = 1e-12  # a smaller standard deviation of draws is rounding error
+# with fewer prompts, intervals of quantiles and simultaneous ones cover less often than their
+# confidence: benchmarks/results/bootstrap_coverage.csv
 FEW_PROMPTS = 30
-MOST_GROUPS = 8192  # more prompts are resampled in so many groups
-MOST_WEIGHTS = 2**24  # resamples times groups, unless that leaves fewer than `ALWAYS_DRAWN` groups
-ALWAYS_DRAWN = 1000  # up to so many prompts are never grouped, however many resamples there are
+MAX_GROUPS = 8192  # if there are more prompts, so many groups of them are resampled
+MAX_WEIGHTS = 2**24  # resamples times groups, unless that leaves fewer than `ALWAYS_DRAWN` groups
+ALWAYS_DRAWN = 1000  # so many prompts are never grouped, whatever the number of resamples
 
 
 class Resampling(NamedTuple):
-    """The settings of a bootstrap; `confidence` is that of all intervals."""
+    """The settings of a bootstrap; `confidence` is that of every interval."""
 
     resamples: int
     confidence: float
@@ -47,15 +47,15 @@ class Resampling(NamedTuple):
 
 
 def student_factor(confidence: float, prompts: int) -> float:
-    """Return by how much few prompts widen an interval: sqrt(n / (n - 1)) t, in standard errors.
+    """Return sqrt(n / (n - 1)) t, the half width of an interval over n prompts in standard errors.
 
-    t is the quantile at (1 + confidence) / 2 of Student's t with n - 1 degrees of freedom; many
-    prompts give that of the normal law. NaN for a single prompt, which has no interval.
+    t is the quantile of Student's t at (1 + confidence) / 2 with n - 1 degrees of freedom. As n
+    grows, this becomes the quantile of the normal law. NaN for a single prompt.
 
     >>> [round(student_factor(0.95, n), 3) for n in (2, 6, 30, 100_000)]
     [17.969, 2.816, 2.08, 1.96]
     """
-    from scipy.special import stdtrit  # it takes 0.4 s, and `FEW_PROMPTS` is imported everywhere
+    from scipy.special import stdtrit  # importing it takes 0.4 s, and every command imports this
 
     if prompts < 2:
         return math.nan
@@ -66,8 +66,8 @@ def student_factor(confidence: float, prompts: int) -> float:
 def tail_level(confidence: float, prompts: int) -> float:
     """Return the share of draws beyond each end of an expanded percentile interval.
 
-    Phi(-`student_factor`) in the place of (1 - confidence) / 2 (Hesterberg 2015, "What Teachers
-    Should Know About the Bootstrap", arXiv 1411.5279); NaN for a single prompt.
+    It is Phi(-`student_factor`) instead of (1 - confidence) / 2: Hesterberg 2015, "What Teachers
+    Should Know About the Bootstrap", arXiv 1411.5279. NaN for a single prompt.
 
     >>> [round(tail_level(0.95, n), 4) for n in (2, 6, 30, 100_000)]
     [0.0, 0.0024, 0.0188, 0.025]
@@ -76,11 +76,11 @@ def tail_level(confidence: float, prompts: int) -> float:
 
 
 def expanded_interval(draws: Floats, tail: float) -> tuple[Floats, Floats]:
-    """Return the expanded percentile interval of (B, ...) draws along their first axis.
+    """Return the ends (...) of the expanded percentile intervals of (B, ...) draws.
 
-    The share `tail` of the draws (`tail_level`) lies beyond each end, so no end lies beyond the
-    draws. Draws of +inf rank at the top. NaN, a statistic undefined in a resample, is left out. The
-    limits are NaN if it is undefined in all resamples, or if `tail` is NaN.
+    The share `tail` (`tail_level`) of the draws lies beyond each end. Draws of +inf rank at the
+    top. Draws of NaN, where the statistic is undefined, are left out; if all are, or if `tail` is
+    NaN, the ends are NaN.
     """
     if math.isnan(tail):
         undefined = draws[0] * math.nan
@@ -100,9 +100,10 @@ class PromptBootstrap:
         answer_index: (N,) the answer each step belongs to, 0 .. A-1.
         answer_steps: (A,) number of steps of each answer.
         count: number of prompts.
-        weights: (B, G) multiplicity of each prompt in each of B resamples. Of more than
-            `MOST_GROUPS` prompts, or `MOST_WEIGHTS` / B, random groups of equal size are
-            resampled, so memory is bounded.
+        weights: (B, G) multiplicity of each prompt in each of B resamples. To bound memory, more
+            than `MAX_GROUPS` prompts, or more than `MAX_WEIGHTS` / B, are resampled in G random
+            groups of equal size.
+        confidence: of the intervals.
         tail: the share of draws beyond each end of an interval; NaN for a single prompt.
     """
 
@@ -114,11 +115,16 @@ class PromptBootstrap:
         seed: int,
         prompt_of_answer: Integers | None = None,
     ) -> None:
-        """Draw B = `resamples` resamples; intervals have the given `confidence`.
+        """Draw the resamples.
 
-        `prompts` (N,) labels the answer each step belongs to; labels are numbers, texts or other
-        hashable objects. `prompt_of_answer` (A,) numbers the prompt each answer belongs to, from 0;
-        without it each answer has a prompt of its own.
+        Args:
+            prompts: (N,), a label of the answer each step belongs to: numbers, texts or other
+                hashable objects.
+            resamples: B.
+            confidence: of the intervals.
+            seed: of the draws.
+            prompt_of_answer: (A,), the number of the prompt each answer belongs to, from 0. None:
+                each answer has a prompt of its own.
 
         Raises:
             ValueError: there is not one label per step.
@@ -130,8 +136,8 @@ class PromptBootstrap:
         else:
             group = np.asarray(prompt_of_answer)
         self.count = int(group.max()) + 1
-        most = max(ALWAYS_DRAWN, MOST_WEIGHTS // resamples)
-        drawn = min(self.count, MOST_GROUPS, most)
+        most = max(ALWAYS_DRAWN, MAX_WEIGHTS // resamples)
+        drawn = min(self.count, MAX_GROUPS, most)
         generator = np.random.default_rng(seed)
         times = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
         self.weights = times.astype(np.float64)
@@ -145,8 +151,8 @@ class PromptBootstrap:
     def sums(self, per_answer: Numbers) -> Floats:
         """Return the (B, ...) sums over resampled prompts, from the (A, ...) sums of each answer.
 
-        Integers are summed exactly, so their sums do not depend on the order of addition. A prompt
-        with a sum of +inf makes the sums of its resamples infinite.
+        Integers are summed exactly, whatever the order of addition. A resample that draws a sum of
+        +inf has the sum +inf.
         """
         flat = np.asarray(per_answer, dtype=np.float64).reshape(len(self.answer_steps), -1)
         if self._grouped:
@@ -159,9 +165,12 @@ class PromptBootstrap:
         return sums.reshape(-1, *np.shape(per_answer)[1:])
 
     def ratio(self, above: Numbers, below: Numbers, empty: float = math.nan) -> Estimate:
-        """Return ratios of sums over all prompts, and the two ends of their intervals, (...) each.
+        """Return the ratios (...) of sums over all prompts, with their intervals.
 
-        `above` and `below` are the (A, ...) sums of each answer; `empty` stands where `below` is 0.
+        Args:
+            above: (A, ...), the numerator's sum of each answer.
+            below: (A, ...), the denominator's.
+            empty: the value of a ratio whose denominator is 0.
         """
 
         def quotient(above: Floats, below: Floats) -> Floats:
@@ -174,7 +183,7 @@ class PromptBootstrap:
         return Estimate(quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high)
 
     def ratio_interval(self, counted: Counted, among: Counted | None = None) -> Estimate:
-        """Return the `ratio` of sums of (N,) values: `counted` over `among`, or over all steps."""
+        """Return the `ratio` of the sums of (N,) values: `counted` to `among`, or to all steps."""
         above = np.bincount(self.answer_index, counted)
         below = self.answer_steps if among is None else np.bincount(self.answer_index, among)
         return self.ratio(above, below)
@@ -187,8 +196,8 @@ class PromptBootstrap:
         """Return the quantiles of (N,) values and their draws, (Q,) and (B, Q).
 
         The quantile at a share q is the smallest value that at least a share q of the steps does
-        not exceed, so it is always an observed value, possibly +inf. Each resample is a weighting
-        of the sorted steps, searched first by blocks of b, then inside one: O(B (G N/b + Q b)).
+        not exceed: always an observed value, possibly +inf. A resample weights the sorted steps.
+        Its quantile is found among blocks of b steps, then inside one: O(B (G N/b + Q b)).
         """
         size = len(values)
         order = np.argsort(values, kind="stable")
@@ -225,12 +234,12 @@ class PromptBootstrap:
 
 
 def numbered(name: str, labels: Any) -> Integers:
-    """Return a number 0 .. P-1 for each of (N,) labels.
+    """Return a number 0 .. P-1 for each of (N,) labels, equal for equal labels.
 
-    An array of numbers is numbered in its order, anything else as the labels appear.
+    An array of numbers is numbered by size, anything else in order of appearance.
 
     Raises:
-        ValueError: they are not one row, or one is missing, masked or not hashable.
+        ValueError: the labels are not one row, or one is missing, masked or not hashable.
     """
     import pandas as pd
 
@@ -250,7 +259,9 @@ def numbered(name: str, labels: Any) -> Integers:
     try:
         return pd.factorize(values)[0].astype(np.intp)
     except TypeError as error:
-        raise ValueError(f"{name}: give labels that can be told apart: {error}") from None
+        raise ValueError(
+            f"{name}: give labels that are hashable, as numbers or texts: {error}"
+        ) from None
 
 
 def simultaneous(
@@ -258,17 +269,18 @@ def simultaneous(
 ) -> tuple[Floats, Floats]:
     """Return simultaneous intervals of M quantities, ends (M,) each.
 
-    The pointwise interval of the largest of several quantities covers too rarely. With e the
-    estimates, x their draws in resample b and s the standard deviations of x over b, the ends are
+    They hold together, so the interval of the largest quantity covers as often as it says; its
+    pointwise interval would not. With e the estimates, x their draws in resample b and s the
+    standard deviations of x over b, the ends are
 
         e -/+ c w s,    c the quantile at `confidence` over b of max over the M of |x - e| / s
 
-    (the maximum statistic of studentised deviations), and w the `student_factor` of the number of
-    `prompts` over the quantile of the normal law. Quantities without spread have no width.
+    (the maximum of the studentised deviations), and w the `student_factor` divided by the quantile
+    of the normal law. A quantity without spread has no width.
 
-    `draws` are (B, M), paired: a row is one resample. What is not finite is left out. Ends are NaN
-    for a quantity that is undefined, or undefined in all resamples, and for a single prompt; they
-    are infinite for one that is. Neither widens the intervals of the others.
+    `draws` (B, M) are paired: a row is one resample. Draws that are not finite are left out. The
+    ends are NaN for a single prompt, and for a quantity that is undefined or whose draws all are;
+    they are infinite for an infinite quantity. Neither widens the intervals of the others.
 
     >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
     >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95, prompts=10)
@@ -280,7 +292,7 @@ def simultaneous(
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(defined, draws, 0.0).sum(axis=0) / count
         spread = np.sqrt((np.where(defined, draws - mean, 0.0) ** 2).sum(axis=0) / count)
-        spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
+        spread = np.where(spread > MIN_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
         away = np.abs(draws - estimates) / spread
     counted = defined & (spread > 0) & np.isfinite(estimates)
     largest = np.sort(np.where(counted, away, 0.0).max(axis=1, initial=0.0))
@@ -291,16 +303,17 @@ def simultaneous(
 
 
 def quantile_rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
-    """Return the 1-based rank of the quantile at `level` among `count` sorted values."""
-    # if level * count is an integer up to rounding, it must not move to the next rank
+    """Return the rank, from 1, of the quantile at `level` among `count` sorted values."""
+    # a product that is an integer up to rounding must not move to the next rank
     ranks = np.ceil(np.multiply(level, count) - 1e-9).astype(np.intp)
     return np.asarray(np.maximum(ranks, 1))
 
 
 def summarise(values: Floats, ceiling: float, bootstrap: PromptBootstrap) -> dict[str, Estimate]:
-    """Return mean, median, p5 and p25 of (N,) certificates, with their intervals.
+    """Return mean, median, p5 and p25 of (N,) certificates in nats, with their intervals.
 
-    In means the rule's ceiling replaces +inf, an empty rejection region; quantiles may be +inf.
+    In the mean the rule's `ceiling` replaces +inf, an empty rejection region; quantiles may be
+    +inf.
     """
     mean = bootstrap.ratio_interval(np.where(np.isinf(values), ceiling, values))
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
@@ -310,9 +323,9 @@ def summarise(values: Floats, ceiling: float, bootstrap: PromptBootstrap) -> dic
 
 
 def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Estimate:
-    """Return the share of (N,) values strictly above each of (G,) increasing levels.
+    """Return the shares (G,) of N values strictly above each of (G,) increasing levels.
 
-    With its pointwise interval over prompts; (G,) each.
+    Their intervals over prompts are pointwise.
     """
     below = np.searchsorted(levels, values, side="left")  # number of levels below each value
     width = len(levels) + 1
@@ -323,7 +336,7 @@ def survival(values: Floats, levels: Floats, bootstrap: PromptBootstrap) -> Esti
 
 
 def top_probability(dist: TopK, ranks: Sequence[int]) -> Floats:
-    """Return the probability of the k most probable tokens at N steps, (N, R), of k in `ranks`."""
+    """Return (N, R) the total probability of the k most probable tokens, for each k in `ranks`."""
     total = np.cumsum(dist.probs[:, : max(ranks)], axis=1)
     mass: Floats = np.minimum(total[:, np.asarray(ranks) - 1], 1.0)  # rounding can exceed 1
     return mass

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 
 
 class Estimate(NamedTuple):
-    """A statistic and the two ends of its interval: numbers, or arrays of one shape.
-
-    Ends that are not known are NaN.
+    """A statistic and the ends of its interval, NaN if unknown: numbers, or arrays of one shape.
 
     >>> Estimate(1.5, 1.0, 2.0).columns("speed")
     {'speed': 1.5, 'speed_ci_low': 1.0, 'speed_ci_high': 2.0}
@@ -24,7 +22,7 @@ class Estimate(NamedTuple):
     high: Any = math.nan
 
     def columns(self, column: str = "value") -> dict[str, Any]:
-        """Return the statistic and its ends by the names of their columns."""
+        """Return the statistic and its ends, by column name."""
         return dict(zip((column, *interval_columns(column)), self, strict=True))
 
     @classmethod
@@ -34,9 +32,9 @@ class Estimate(NamedTuple):
         column: str = "value",
         ends: tuple[str, str] | None = None,
     ) -> Self:
-        """Return the estimate in a row, or those in a frame.
+        """Return the estimate in a row, or the estimates (N,) in a frame.
 
-        `ends` are the columns of the interval, if they are not `interval_columns`.
+        `ends` are the columns of the interval; `interval_columns` by default.
 
         >>> Estimate.read({"value": 1.5, "ci_low": 1.0, "ci_high": 2.0})
         Estimate(value=1.5, low=1.0, high=2.0)
@@ -46,7 +44,7 @@ class Estimate(NamedTuple):
 
 
 def interval_columns(column: str) -> tuple[str, str]:
-    """Return the columns that hold the interval over prompts of the statistic in `column`.
+    """Return the columns of the interval of the statistic in `column`.
 
     >>> interval_columns("value"), interval_columns("mean")
     (('ci_low', 'ci_high'), ('mean_ci_low', 'mean_ci_high'))

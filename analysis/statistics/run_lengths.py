@@ -1,20 +1,20 @@
-"""Certifiable run lengths: the tokens per call guaranteed to any drafter with KL(p||q) below eps.
+"""Certifiable run lengths: tokens per call guaranteed to any drafter with KL(p||q) <= eps.
 
-A step is certified at eps when its certificate is strictly above eps. A streak is a maximal
-sequence of certified steps. The paper defines the length in three ways. Let N be the number of
-steps, F of them not certified, and E the number of trajectories whose last step is certified.
+A step is certified at eps if its certificate is strictly above eps. A streak is a maximal sequence
+of certified steps. The paper defines the run length in three ways. Let N be the number of steps, F
+of them not certified, and E the number of trajectories whose last step is certified.
 
 - ``per_call`` = N / (F + E): tokens per call of the target, its own one included, for drafts of any
-  length. The published Tables 5 and 6 agree with this one;
-- ``mean_run`` = certified steps / streaks, the wording of the paper's text;
-- ``random_100`` = the mean over all steps of min(steps to the end of the streak, 100), the wording
-  of the paper's captions. For trajectories of 128 steps it can't exceed 61.3, but printed cells do.
+  length. The published Tables 5 and 6 agree with it.
+- ``mean_run`` = certified steps / streaks, as the paper's text says.
+- ``random_100`` = the mean over all steps of min(steps to the end of the streak, 100), as the
+  paper's captions say. For trajectories of 128 steps it can't exceed 61.3, but printed cells do.
 
-All are ratios of sums over prompts, so a bootstrap over prompts needs only these sums.
+All are ratios of sums over prompts, and these sums are all that a bootstrap over prompts needs.
 
-The end of a trajectory cuts its last call or streak, so no estimator exceeds the length of the
-trajectories. If more than the share `CENSORED` of calls or streaks is cut, the estimator is a lower
-bound, and is printed as one.
+The end of a trajectory cuts its last call or streak, so no estimate exceeds the length of the
+trajectories. If more than the share `CENSORED` of the calls or streaks is cut, the estimate is
+printed as a lower bound.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from ..topk import Floats
 from .bootstrap import Flags, Integers, PromptBootstrap
 from .trajectories import CENSORED, Trajectories
 
-RANDOM_CAP = 100  # steps from one to the end of its streak, the cap of the paper's captions
+RANDOM_CAP = 100  # steps to the end of a streak that count at most, as the paper's captions say
 RANDOM = f"random_{RANDOM_CAP}"
 
 
 def step_sums(certified: Flags, trajectories: Trajectories) -> dict[str, Integers]:
-    """Return the sums behind the estimators over the steps of each trajectory, (A,) each.
+    """Return the sums over each trajectory that the estimators need, (A,) each.
+
+    `certified` is (N,), whether each step is.
 
     Returns:
-        `steps`; `failures`, the steps that are not certified; `certified_ends`, 1 if the last step
-        is certified, else 0; `streaks`; `from_any`, the sum over all steps of the steps to the end
-        of the streak, at most `RANDOM_CAP`; `any_cut`, the number of steps whose streak the end of
-        the trajectory cuts before this cap.
+        steps; failures, the steps that are not certified; certified_ends, 1 if the last step is
+        certified, else 0; streaks; from_any, the sum over all steps of the steps to the end of the
+        streak, each at most `RANDOM_CAP`; any_cut, the number of steps whose streak the end of the
+        trajectory cuts before this cap.
     """
     starts = trajectories.starts
     ends = trajectories.ends
@@ -66,16 +68,19 @@ def run_lengths(
     trajectories: Trajectories,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
-    """Estimate the certifiable run lengths of one rule at every level of `eps`, in nats.
+    """Estimate the certifiable run lengths of one rule at every level of `eps`.
 
-    `certificates` are (N,), in nats: lower ends where they are intervals, +inf where every token is
-    accepted.
+    Args:
+        certificates: (N,), in nats; the lower end of an interval, +inf if nothing can be rejected.
+        eps: KL levels, in nats.
+        trajectories: of the N steps.
+        bootstrap: resamples of their prompts.
 
     Returns:
-        One row for each level and estimator: eps, estimator; `value` with its interval `ci_low` and
-        `ci_high`; `cut`, the share of the estimator's segments that the ends of trajectories cut;
-        `failures`, the number of steps that are not certified, and `failing_prompts` of prompts
-        that have one; `steps` and `prompts`, their numbers.
+        One row for each level and estimator: eps; estimator; value, in tokens, with its interval
+        ci_low and ci_high; cut, the share of calls or streaks that the ends of trajectories cut;
+        failures, the number of steps that are not certified; failing_prompts, the number of answers
+        that have one; steps and prompts, their numbers.
     """
     rows = []
     for level in sorted(eps):
@@ -86,7 +91,7 @@ def run_lengths(
         streaks = sums["streaks"]
         calls = failures + ends
         certified = steps - failures
-        estimators = {  # numerator, denominator, segments, and those that are cut
+        estimators = {  # numerator, denominator, calls or streaks, and how many of these are cut
             "per_call": (steps, calls, calls, ends),
             "mean_run": (certified, streaks, streaks, ends),
             RANDOM: (sums["from_any"], steps, steps, sums["any_cut"]),
@@ -106,5 +111,5 @@ def run_lengths(
 
 
 def with_censored(table: pd.DataFrame) -> pd.DataFrame:
-    """Add a flag for values that are lower bounds, by the share of segments cut."""
+    """Add the column censored: whether the value is a lower bound, as too much of it is cut."""
     return table.assign(censored=table["cut"] > CENSORED)

@@ -1,13 +1,13 @@
-"""Trajectories (answers) among the steps of a study: where they begin and end, and their calls.
+"""Trajectories (the target's answers): where they begin and end, and their verification calls.
 
 Prefill emits the first token of a trajectory, so the first draft is for the second token. A call
 drafts up to gamma tokens, accepts those before the first rejected one, and emits one more token of
-the target, which no rule tests. So a call ends at a rejected step, after a draft that was accepted
+the target, which no rule tests. So a call ends at a rejected token, after a draft that is accepted
 whole, or at the end of the trajectory.
 
-The token at draft position i is judged at depth i, where a head has read i - 1 of its own guesses.
-Positions beyond the deepest measured depth are judged at that depth. A language model drafts the
-same token at every depth.
+The token at draft position i is judged at depth i, where an EAGLE-3 head has read i - 1 of its own
+drafted tokens. Positions beyond the deepest measured depth are judged at that depth. A language
+model drafts the same token at every depth.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Trajectories:
 
 
 class Calls(NamedTuple):
-    """Verification calls along trajectories, C in all."""
+    """The C verification calls along trajectories."""
 
-    answer_index: Integers  # (C,) the answer of each call
-    tested: Integers  # (C,) tested tokens: the accepted ones and the rejected one
-    accepted: Integers  # (C,) accepted tokens
-    # (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends
+    answer_index: Integers  # (C,) the answer each call belongs to
+    tested: Integers  # (C,) tokens that are tested: the accepted ones, and the rejected one
+    accepted: Integers  # (C,) tokens that are accepted
+    # (C,) tokens that are emitted: one more than accepted, unless the trajectory ends
     emitted: Integers
 
 
@@ -74,17 +74,21 @@ class CallCounts(NamedTuple):
     """Verification calls of each trajectory, (A,) each."""
 
     calls: Integers  # number of calls
-    tokens: Integers  # emitted tokens, all but the first, which prefill emits
-    # number of calls cut by a trajectory's end, 0 or 1; for drafts of unlimited length
+    tokens: Integers  # emitted tokens, without the first, which prefill emits
+    # for drafts of unlimited length: 1 if the trajectory's end cuts the last call, else 0
     cut: Integers
 
 
 def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int | None) -> Calls:
-    """Return the calls of each trajectory in turn, given the steps whose drafts are accepted.
+    """Return the calls of each trajectory in turn, from the steps whose drafts are accepted.
 
-    The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
-    accepted tokens beyond the end of an answer. `accepted` is (N,), or (D, N) by depth from 1;
-    `draft_length` is gamma, at least 1, None for drafts of unlimited length.
+    The last call drafts no further than the end of the trajectory. Engines may: vLLM counts
+    accepted tokens beyond the end of an answer.
+
+    Args:
+        accepted: (N,), or (D, N) by depth from 1, whether the drafted token is accepted.
+        trajectories: of the N steps.
+        draft_length: gamma, at least 1; None for drafts of unlimited length.
 
     >>> steps = Trajectories.from_positions(np.arange(6))
     >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
@@ -112,13 +116,12 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
 def count_calls(
     accepted: Flags, trajectories: Trajectories, draft_length: int | None
 ) -> CallCounts:
-    """Return the number of `calls_along` each trajectory.
+    """Return the numbers of calls and tokens of each trajectory; arguments as of `calls_along`.
 
-    If `accepted` marks the steps that are certain to be accepted at every depth, no drafter needs
-    more calls: a further rejection ends a call earlier, and a call that begins earlier is followed
-    by no fewer calls. Where a step is accepted at some depths only, this can be off by a little: a
-    call that ends earlier may let the next one begin at a step that is accepted at depth 1 but not
-    deeper.
+    If `accepted` marks the steps that are certain to be accepted at every depth, the number of
+    calls is an upper bound for any drafter: with one more accepted token a call ends no earlier, so
+    no more calls follow. If acceptance depends on the depth, this can fail by a little: a call that
+    ends earlier may let the next one begin at a step that is accepted at depth 1 but not deeper.
     """
     calls = calls_along(accepted, trajectories, draft_length)
     is_cut = calls.emitted == calls.accepted
@@ -131,7 +134,7 @@ def count_calls(
 
 
 def _accepted_ahead(by_depth: Flags, ends: Integers) -> Integers:
-    """Return the (N,) tokens accepted from each step on, drafting at depth 1 there."""
+    """Return (N,) how many tokens a call that begins at each step accepts."""
     step = np.arange(len(ends))
     rejected = np.where(by_depth[-1], len(ends), step)
     ahead: Integers = np.minimum(np.minimum.accumulate(rejected[::-1])[::-1], ends) - step
@@ -143,8 +146,8 @@ def _accepted_ahead(by_depth: Flags, ends: Integers) -> Integers:
 def acceptance_by_position(tested: Integers, accepted: Integers) -> tuple[Integers, Integers]:
     """Return how many calls test, and how many accept, the i-th token of their draft, from i = 1.
 
-    Their ratio is the acceptance rate at a draft position, given that those before are accepted.
-    `tested` and `accepted` (C,) are tokens of each call.
+    Their ratio is the acceptance rate at position i, given that the tokens before it are accepted.
+    `tested` and `accepted` are the (C,) tokens of each call.
 
     >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
     [[3, 2], [2, 1]]

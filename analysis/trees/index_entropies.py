@@ -34,13 +34,15 @@ def index_entropies(log_p: Floats, log_q: Floats) -> tuple[float, float, float]:
     Races (ERSS, the Poisson functional representation of Li and El Gamal): the winner w is drawn
     from p, and its index is geometric with success 1 / sum_j max(p_j, q_j p_w / q_w).
     """
-    p, q = np.exp(log_p), np.exp(log_q)
+    p = np.exp(log_p)
+    q = np.exp(log_q)
     if p[q == 0].sum() > UNLIKELY:
         return math.inf, math.inf, math.inf
     both = (p > 0) & (q > 0)
     q_total = q.sum()
     order = np.argsort(log_q[both] - log_p[both])  # by decreasing p / q
-    p, q = p[both][order], q[both][order]
+    p = p[both][order]
+    q = q[both][order]
     log_ratio = (log_p[both] - log_q[both])[order]
     kl = float(p @ log_ratio)
     ratio = np.exp(log_ratio)

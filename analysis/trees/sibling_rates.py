@@ -68,10 +68,10 @@ def aligned(target: StoredTokens, draft: StoredTokens) -> tuple[Floats, Floats]:
     draft_ids, q, q_tail = draft
     position = _positions_among(draft_ids, ids)
     shared = np.where(position < 0, 0.0, np.take_along_axis(p, np.maximum(position, 0), axis=1))
-    own = np.where(_positions_among(ids, draft_ids) < 0, p, 0.0)
+    target_only = np.where(_positions_among(ids, draft_ids) < 0, p, 0.0)
     nothing = np.zeros((len(ids), 1))
-    p = np.hstack([shared, own, p_tail[:, None], nothing])
-    q = np.hstack([q, np.zeros_like(own), nothing, q_tail[:, None]])
+    p = np.hstack([shared, target_only, p_tail[:, None], nothing])
+    q = np.hstack([q, np.zeros_like(target_only), nothing, q_tail[:, None]])
     return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
 
 

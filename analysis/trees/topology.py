@@ -92,7 +92,7 @@ class Topology:
         >>> symmetric(2, 3).within(1)
         Topology(parents=(-1, -1))
         """
-        return self._subtree([node for node, at in enumerate(self.depths) if at <= depth])
+        return self._subtree([node for node, level in enumerate(self.depths) if level <= depth])
 
     def _subtree(self, nodes: Sequence[int]) -> Topology:
         """Return the tree of `nodes`, which have their parents, renumbered in this order."""

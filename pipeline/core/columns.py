@@ -1,6 +1,6 @@
-"""The columns of every file of every artifact: type and meaning, as its stage declares them.
+"""The columns of artifacts' Parquet files: type and meaning, as each stage declares them.
 
-The files carry them in their schema. Token ids are indices of the vocabulary, logits are raw,
+A file carries them in its schema. Token ids are indices of the vocabulary, logits are raw, and
 everything else is in nats or a probability.
 """
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-Row = dict[str, Any]  # of a table, by column
-Tables = dict[str, list[Row]]  # by name
+Row = dict[str, Any]  # values by column
+Tables = dict[str, list[Row]]  # rows by the table's name
 
 
 class Column(NamedTuple):
     """A column of a Parquet file."""
 
-    kind: str  # the type, as Arrow names it: int32, float64, bool, string, list<int32>
+    kind: str  # Arrow's name of the type: int32, float64, bool, string, list<int32>
     meaning: str  # in one line
-    optional: bool = False  # some artifacts lack the column
+    optional: bool = False  # whether some artifacts lack the column
 
 
-Columns = dict[str, Column]  # of a file
+Columns = dict[str, Column]  # of a file, by name
 
 STEP: Columns = {
     "prompt_id": Column("string", "the prompt"),
@@ -67,7 +67,7 @@ COUNTED: Columns = {"prompts": Column("int32", "prompts behind the interval")}
 
 
 def arrow(kind: str) -> pa.DataType:
-    """Return the Arrow type of a name.
+    """Return the Arrow type with a name.
 
     >>> arrow("list<int32>")
     ListType(list<item: int32>)
@@ -92,19 +92,19 @@ def schema(columns: Columns) -> pa.Schema:
 
 
 def check_schema(columns: Columns, schema: pa.Schema, path: Path) -> None:
-    """Raise a ValueError for a file that has not the columns and types, in order, of its stage."""
-    found = list(zip(schema.names, schema.types, strict=True))
+    """Raise a ValueError unless a file has its stage's columns, in order and of the right types."""
+    present = list(zip(schema.names, schema.types, strict=True))
     wanted = [
         (name, arrow(column.kind))
         for name, column in columns.items()
         if name in schema.names or not column.optional
     ]
-    if found != wanted:
-        raise ValueError(f"{path} has the columns {dict(found)}, expected {dict(wanted)}")
+    if present != wanted:
+        raise ValueError(f"{path} has the columns {dict(present)}, expected {dict(wanted)}")
 
 
 def table(values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
-    """Return the table of a schema from its columns by name; rows (N, K) become lists."""
+    """Return a table with a schema from its columns by name; (N, K) arrays become lists."""
     import pyarrow as pa
 
     arrays = [
@@ -116,16 +116,16 @@ def table(values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
 
 
 def steps_table(prompt: str, values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
-    """Return the table of the n steps of a prompt from its other columns (n, ...) by name."""
+    """Return the table of a prompt's n steps; `values` has all other columns, (n, ...)."""
     import numpy as np
 
     n = len(values["token_id"])
-    place = {"prompt_id": np.full(n, prompt, dtype=object), "position": np.arange(n)}
-    return table({**values, **place}, schema)
+    index = {"prompt_id": np.full(n, prompt, dtype=object), "position": np.arange(n)}
+    return table({**values, **index}, schema)
 
 
 def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Return a column without nulls: (N,) numbers or flags, or (N, K) of lists of one length."""
+    """Return a column without nulls as an array: (N,), or (N, K) if it holds lists of K numbers."""
     import numpy as np
     import pyarrow as pa
 
@@ -135,4 +135,4 @@ def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
         return numbers(column.flatten()).reshape(len(column), -1)
     if pa.types.is_boolean(column.type):
         return column.to_numpy(zero_copy_only=False)
-    return np.from_dlpack(column)  # `to_numpy` imports pandas, half of the time of a cached run
+    return np.from_dlpack(column)  # `to_numpy` imports pandas, which takes as long as a cached run

@@ -1,4 +1,4 @@
-"""Copies of artifacts for people, outside the store: whole, and no link to anything else."""
+"""Copies of artifacts outside the store, for people: whole files, no links."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pipeline.core.store import Store, relative
 
 
 def bring_copy(store: Store, artifact: Artifact, place: Path) -> None:
-    """Make a place a whole copy of an artifact.
+    """Copy an artifact to `place`, unless a whole copy of it is there.
 
-    A copy that somebody changed is set aside as a damaged artifact is; a link is replaced. A run
+    A copy that somebody changed is set aside like a damaged artifact; a link is replaced. A run
     that is killed leaves the earlier copy, the new one or none, never a part of one.
 
     Raises:
-        FileExistsError: something that is no copy lies there, and stays as it is.
+        FileExistsError: something else than a copy is there; it is left alone.
         OSError: nothing can be written there.
-        PipelineError: what lies there can't be read.
+        PipelineError: what is there can't be read.
     """
     damage = None
     if not place.is_symlink() and place.exists():
@@ -36,8 +36,8 @@ def bring_copy(store: Store, artifact: Artifact, place: Path) -> None:
             if record == artifact.record:
                 _tidy(store, place)
                 return
-        except DamagedError as found:
-            damage = found
+        except DamagedError as error:
+            damage = error
     with store.lock():
         if damage is not None:
             aside = store.root / "damaged" / f"{place.name}.{time.time_ns()}"
@@ -48,7 +48,7 @@ def bring_copy(store: Store, artifact: Artifact, place: Path) -> None:
 
 
 def _replace(place: Path, artifact: Artifact) -> None:
-    """Put a copy of an artifact in the place of an earlier one, or of a link."""
+    """Replace an earlier copy, or a link, by a copy of an artifact."""
     new, earlier = _beside(place)
     for left in (new, earlier):  # of a killed run
         remove(left)
@@ -70,12 +70,12 @@ def _replace(place: Path, artifact: Artifact) -> None:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Return where the new copy is made, and where the earlier one goes."""
+    """Return the paths where the new copy is made and where the earlier one goes."""
     return [place.with_name(f".{place.name}.{what}") for what in ("new", "earlier")]
 
 
 def _tidy(store: Store, place: Path) -> None:
-    """Remove what a killed run left beside a whole copy."""
+    """Remove what a killed run has left beside a whole copy."""
     left = [path for path in _beside(place) if os.path.lexists(path)]
     if left:
         with suppress(OSError), store.lock():

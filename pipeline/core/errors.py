@@ -1,4 +1,4 @@
-"""User errors, collected and told in one line each."""
+"""Errors of users' input, each reported in one line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pipeline.core.secrets import without_secrets
 
 
 class PipelineError(Exception):
-    """An error of a user's input: the key or file, its value, the allowed values, the remedy.
+    """An error of a user's input; names the key or file, its value, what is allowed, the remedy.
 
-    Whatever reads an input may raise it; docstrings name it where a caller has to know.
+    Anything that reads an input may raise it; a docstring names it if the caller has to know.
     """
 
 
 class DamagedError(PipelineError):
-    """An artifact differs from its record. The runner sets it aside and makes it anew."""
+    """An artifact differs from its record; `Store.get` sets it aside and computes it again."""
 
     def __init__(self, directory: Path, reason: str) -> None:
         super().__init__(
@@ -28,12 +28,12 @@ class DamagedError(PipelineError):
         self.reason = reason
 
 
-EXPECTED = (PipelineError, OSError, RuleError)  # of a user's making, or the machine's: a full disk
-OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files that they refuse
+EXPECTED = (PipelineError, OSError, RuleError)  # the user's or the machine's fault: a full disk
+OF_INPUTS = (*EXPECTED, ValueError)  # ValueError is what libraries raise for names and files
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the message of an error in one line, without a full stop and without secrets.
+    r"""Return the first line of an error's message, without its full stop and without secrets.
 
     >>> first_line(ValueError("no.\nmore"))
     'no'
@@ -43,7 +43,7 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    r"""Return an error as printed: in one line, of a `PipelineError` one for each problem.
+    r"""Return an error as printed: in one line, or in one for each problem of a `PipelineError`.
 
     Passwords and tokens are left out.
 
@@ -61,7 +61,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def collect_errors(problems: list[str]) -> Iterator[None]:
-    """Collect errors of inputs, so that all are reported together."""
+    """Collect the errors of inputs in `problems`, so that all are reported together."""
     try:
         yield
     except BrokenPipeError:

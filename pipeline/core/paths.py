@@ -1,4 +1,4 @@
-"""Where the project's directories lie, found from the repository, not the working directory."""
+"""The project's directories, relative to the repository and not to the working directory."""
 
 from pathlib import Path
 

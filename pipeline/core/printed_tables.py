@@ -15,13 +15,13 @@ from pipeline.core.store import relative
 
 
 def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
-    """Return the rows that the stages of artifacts sum them up by."""
+    """Return the summary rows of artifacts, as their stages make them."""
     pairs = zip(tasks, artifacts, strict=True)
     return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write rows to a CSV file, and print its name, or why it can't be written."""
+    """Write rows to a CSV file; print its name, or why it can't be written."""
     import pandas as pd
 
     from analysis.report.table import csv_text
@@ -36,9 +36,9 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as a table, without empty columns, and explain its columns.
+    """Print rows as a table without empty columns, and explain its columns.
 
-    It does without pandas, which is slow to import.
+    pandas is not used, because importing it is slow.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     if "method" in names:  # a method's name contains its rule
@@ -67,7 +67,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
-    """Return a value as text, with its interval, and marked if it is a lower bound."""
+    """Return a value as text with its interval, marked if it is a lower bound."""
     value = row.get(name)
     if not isinstance(value, float):
         return UNDEFINED if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Passwords, tokens and keys: left out of what is printed or stored."""
+"""Passwords, tokens and keys are left out of whatever is printed or stored."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 
 HIDDEN = "***"
 VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-SHORTEST = 8  # characters of such a variable: a shorter one may be a part of any word
+MIN_LENGTH = 8  # characters of such a variable: a shorter value may be part of any word
 NAME = r"[\w.-]*(?:token|api_?key|access_?key|secret|password|passwd|pwd|credentials?)"
 VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"&;#,}\]]+)"
-# Each keeps its first group. A password may hold / and @, so a login ends at the last @ of a word.
+# Each keeps its first group. Passwords may hold / and @, so a login ends at the last @ of a word.
 PATTERNS = (
     re.compile(r"(\b\w+://)(?:[^\s/:@'\"]+|[^\s/:@'\"]*:(?!\d+/)\S*)(?=@)"),
     re.compile(r"((?<![^\s'\"(=]))[^\s:/@'\"(=]+:(?!//)\S+(?=@[\w.\[-])"),  # without http://
@@ -23,7 +23,7 @@ PATTERNS = (
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without logins in addresses, tokens in queries, and values of secret keys.
+    """Return a text without the logins in addresses, the tokens in queries, the values of secrets.
 
     >>> without_secrets("http://me:p@ss@host:8000/v1?x=1&api_key=k and me:pass@host")
     'http://***@host:8000/v1?x=1&api_key=*** and ***@host'
@@ -32,7 +32,7 @@ def without_secrets(text: str) -> str:
     """
     for name in VARIABLES:
         value = os.environ.get(name, "").strip()
-        if len(value) >= SHORTEST:
+        if len(value) >= MIN_LENGTH:
             text = text.replace(value, HIDDEN)
     for pattern in PATTERNS:
         text = pattern.sub(rf"\g<1>{HIDDEN}", text)

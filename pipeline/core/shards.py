@@ -1,9 +1,8 @@
 """Computes artifacts in shards: each finished batch of items is kept, so a stopped run can go on.
 
-A shard is a Parquet file with a row group for each item. Its metadata have the names of its items,
-measurements, and its owner: the artifact's key, the content of its inputs, and the machine that
-timings are asked of. A shard is reused only for the same owner, whatever the batch size and the
-directory.
+A shard is a Parquet file with one row group per item. Its metadata hold the names of its items,
+measurements, and its owner: the artifact's key, the content of its inputs, and the machine whose
+timings are asked for. It is reused only for the same owner, whatever the batch size and directory.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Shard(NamedTuple):
 
     @contextmanager
     def open(self) -> Iterator[pq.ParquetFile]:
-        """Yield its file; PipelineError if it was damaged after it was found."""
+        """Yield its file; PipelineError if it has been damaged since it was found."""
         try:
             with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
                 yield file
@@ -67,11 +66,11 @@ def compute_shards(
         task: the task of the artifact.
         inputs: its inputs.
         out: where the artifact is written.
-        names: the items, in the order of computation; None: the worker's `names()`.
-        open_worker: the class of workers, created in this process or with Ray, as the key
+        names: the items, in the order of computation; None: as the worker's `names()` returns them.
+        open_worker: the class of workers. They run in this process or with Ray, as the key
             `execution` says.
-        steps: the most steps of an item, for the progress bar.
-        unit: what an item is called there, in the singular.
+        steps: the largest number of steps of an item, for the progress bar.
+        unit: the name of an item in the progress bar, in the singular.
 
     Returns:
         All shards, in the order of `names`.
@@ -100,7 +99,7 @@ def compute_shards(
 def unfinished(names: Sequence[str], finished: set[str], size: int) -> list[list[str]]:
     """Split all items into batches, then leave out finished items and empty batches.
 
-    So the batches do not depend on what was finished.
+    The batches do not depend on which items are finished.
     """
     batches = (names[begin : begin + size] for begin in range(0, len(names), size))
     left = ([name for name in batch if name not in finished] for batch in batches)
@@ -115,7 +114,7 @@ def owner_of(task: Task, inputs: Inputs) -> Json:
 
 
 def _finished(folder: Path, owner: Json | None = None) -> Iterator[Shard]:
-    """Yield finished shards; remove damaged ones and, if `owner` is given, those of others."""
+    """Yield the finished shards of an owner, or of all; remove damaged ones and those of others."""
     for path in sorted(folder.iterdir()):
         content = read_sealed(path) if path.suffix == ".shard" else None
         if content is None:
@@ -143,7 +142,7 @@ def _keep(folder: Path, owner: Json, names: Sequence[str], result: Result) -> Sh
             writer.write_table(table)
         header = {"owner": owner, "names": list(names), "measured": measured}
         metadata = {key: json.dumps(header[key]) for key in HEADER}  # in ASCII: without a SEAL
-        # of the whole file: those of the pages cover neither metadata nor page headers
+        # of the whole file: page checksums cover neither the metadata nor the page headers
         metadata["checksum"] = SEAL + BLANK
         writer.add_key_value_metadata(metadata)
     path = folder / f"{digest(json.dumps(list(names)).encode())[:16]}.shard"
@@ -152,16 +151,16 @@ def _keep(folder: Path, owner: Json, names: Sequence[str], result: Result) -> Sh
 
 
 class _Lines(tqdm):
-    """A bar as lines of a log."""
+    """A progress bar that prints lines, for a log."""
 
     @staticmethod
     def status_printer(file: Any) -> Callable[[str], None]:
-        """Return the function that prints a state."""
+        """Return the function that prints the progress."""
         return lambda text: print(text.strip(), file=file, flush=True) if text else None
 
 
 def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
-    """Return a bar on stderr; in a log, a line a minute with the time left."""
+    """Return a progress bar on stderr; in a log it prints a line a minute with the time left."""
     if sys.stderr.isatty():
         return tqdm(total=total, unit=unit, desc=label)
     return _Lines(
@@ -171,9 +170,11 @@ def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
 
 
 def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
-    """Write data.parquet from shards with its columns, in the order of the items."""
+    """Write data.parquet from shards that have its columns, in the order of the items."""
     places = {
-        name: (at, row) for at, shard in enumerate(shards) for row, name in enumerate(shard.names)
+        name: (index, row)
+        for index, shard in enumerate(shards)
+        for row, name in enumerate(shard.names)
     }
     with shards[0].open() as first:
         schema = first.schema_arrow
@@ -181,22 +182,25 @@ def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
         for start in range(0, len(order), JOINED):
             wanted = [places[name] for name in order[start : start + JOINED]]
             with ExitStack() as opened:
-                files = {at: opened.enter_context(shards[at].open()) for at, _ in wanted}
-                tables = [files[at].read_row_group(row) for at, row in wanted]
+                files = {index: opened.enter_context(shards[index].open()) for index, _ in wanted}
+                tables = [files[index].read_row_group(row) for index, row in wanted]
             writer.write_table(pa.concat_tables(tables))
 
 
 def nested(stage: Stage, tables: Tables) -> pa.Table:
-    """Return the rows of an item in several tables as one row, with a list of rows a table."""
+    """Return an item's rows of several tables as one row, which has a list of rows per table."""
     types = {name: pa.list_(pa.struct(list(stage.schema(name)))) for name in stage.tables}
     return pa.Table.from_pylist([tables], pa.schema(list(types.items())))
 
 
 def write_tables(task: Task, out: Out, shards: Sequence[Shard], unit: str) -> None:
-    """Write the tables of an artifact from shards of `nested`, in order; report failures.
+    """Write the tables of an artifact from shards of `nested` rows, in order; report failures.
 
-    An item that failed has a row with its reason in failures; if all have, that is an error. `unit`
-    says what an item is, in the singular.
+    An item that failed has a row with the reason in the table failures. `unit` is the name of an
+    item, in the singular.
+
+    Raises:
+        PipelineError: every item failed.
     """
     failed = list[str]()
     for name in task.stage.tables:

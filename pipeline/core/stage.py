@@ -1,4 +1,4 @@
-"""The protocol of stages, their tasks (artifacts to be made) and artifacts (made).
+"""What a stage is, its tasks (artifacts to be made) and its artifacts.
 
 A stage is a module of `pipeline.stages` that exports ``STAGE``. Every command imports all stages,
 so slow imports belong inside the functions that compute.
@@ -32,7 +32,7 @@ Inputs = Mapping[str, "Artifact"]  # by name
 
 
 def row_counts(task: Task, artifact: Artifact) -> list[Json]:
-    """Sum up an artifact by its name and its numbers of rows: the default `summary` of a stage."""
+    """Return an artifact's name and numbers of rows, the default `summary` of a stage."""
     counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
     return [{"artifact": f"{task.stage.name}/{artifact.directory.name}", **counts}]
 
@@ -47,32 +47,32 @@ def statistics_entries(bootstrap: Resampling) -> Json:
 class Stage:
     """A stage of the pipeline."""
 
-    name: str  # of its module, its directory, and in `stage=NAME`
-    # raise it whenever results change: the stage's artifacts, and those made from them, are then
+    name: str  # as in `stage=NAME`; also of its module and directory
+    # raise it whenever results change: the stage's artifacts and all made from them are then
     # computed again
     version: int
-    upstream: tuple[str, ...]  # the stages that its artifacts may be made from
-    # the columns of each Parquet file; the files carry their meanings as metadata
+    upstream: tuple[str, ...]  # the stages whose artifacts its own may be made from
+    # the columns of each Parquet file, which carries their meanings as metadata
     tables: Mapping[str, Columns]
-    # returns the tasks of a `pipeline.study.Study`, target by target; fast, as it loads no model
+    # returns the tasks of a `pipeline.study.Study`, target by target; fast, loads no model
     plan: Callable[[Any], Iterable[Task]]
     compute: Callable[[Task, Inputs, Out], None]  # writes the artifact of a task
-    # raises a PipelineError if a study can't be run; called before any file is looked at
+    # raises a PipelineError if a study can't be run; called before any file is read
     check: Callable[[Any], None] | None = None
-    # raises a PipelineError if a task can't be computed; called before any task is
+    # raises a PipelineError if a task can't be computed; called before any task is computed
     check_task: Callable[[Task], None] | None = None
-    # returns the rows that sum up an artifact, for the terminal and the table of a sweep
+    # returns the rows that summarise an artifact, for the terminal and the table of a sweep
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
-    printed: bool = False  # whether a single run prints these rows as well
+    printed: bool = False  # whether a single run prints these rows, too
 
     def schema(self, name: str = "data") -> pa.Schema:
-        """Return the Arrow schema of one of its files."""
+        """Return the Arrow schema of one of its Parquet files."""
         return schema(self.tables[name])
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The digest of local files, or the commit of files on the hub."""
+    """What identifies files: a digest of local ones, or a commit of the hub."""
 
     content: str | None = None
     hub: str | None = None  # owner/name
@@ -80,13 +80,13 @@ class Identity:
 
     @property
     def entries(self) -> dict[str, str]:
-        """What is known of it, as JSON values."""
+        """The attributes that are set, as JSON values."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model or head, and how it is run; `key` is its configuration key, for errors."""
+    """A model or EAGLE-3 head and how it is run; `key` is its configuration key, for errors."""
 
     key: str
     identity: Identity
@@ -97,7 +97,7 @@ class ModelSpec:
 
     @property
     def entries(self) -> Json:
-        """What results depend on, as JSON values: its files, precision, attention and head."""
+        """What results depend on, as JSON values: files, precision, attention and head."""
         entries: Json = {**self.identity.entries}
         entries |= self.settings.model_dump(include={"dtype", "head_dtype", "attention"})
         if self.head is not None:
@@ -107,20 +107,20 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a task needs besides settings and inputs, and what its content does not depend on.
+    """What a task needs besides settings and inputs, without effect on the artifact's content.
 
     Stages that need more derive a class of their own.
     """
 
-    label: str  # its target as printed
-    statistics: Resampling  # the bootstrap's settings; if content depends on them, in settings too
-    # that it loads: a target alone, or a target and its drafter
-    models: tuple[ModelSpec, ...] = ()
+    label: str  # the printed name of its target
+    # of the bootstrap; also in the task's settings if the content depends on them
+    statistics: Resampling
+    models: tuple[ModelSpec, ...] = ()  # that it loads: a target, or a target and its drafter
     path: str = ""  # of the target's files, or of its log
 
     @property
     def pair(self) -> str:
-        """Its models, as printed."""
+        """The printed names of its models."""
         return " and ".join(model.settings.label for model in self.models)
 
 
@@ -129,30 +129,30 @@ class Task:
     """An artifact that may not exist yet, and how to make it."""
 
     stage: Stage  # the stage that makes it
-    label: str  # printed, and in the name of its directory
-    settings: Json  # all that its content depends on, besides its inputs, as JSON values
+    label: str  # printed, and part of the directory's name
+    settings: Json  # all that the content depends on besides the inputs, as JSON values
     inputs: Mapping[str, Task]  # the artifacts that it is made from, by name
     runtime: Runtime  # what else it needs, such as paths and the device
-    asked: Asked | None = None  # the machine its timings should be of; None: any
+    asked: Asked | None = None  # the machine whose timings are asked for; None: any
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of all that determines the artifact's content.
+        """The SHA-256 of everything that determines the artifact's content.
 
         Raises:
             TypeError, ValueError: settings are not JSON values.
         """
-        above = {name: task.key for name, task in self.inputs.items()}
-        return json_digest([self.stage.name, self.stage.version, self.settings, above])
+        input_keys = {name: task.key for name, task in self.inputs.items()}
+        return json_digest([self.stage.name, self.stage.version, self.settings, input_keys])
 
     @property
     def name(self) -> str:
-        """Stage and label, as printed."""
+        """The stage and the label, as printed."""
         return f"{self.stage.name} {self.label}"
 
 
 def with_inputs(tasks: Iterable[Task]) -> dict[str, Task]:
-    """Return tasks and all they are made from, by key, inputs first."""
+    """Return tasks and all their inputs, by key, inputs first."""
     ordered: dict[str, Task] = {}
     for task in tasks:
         ordered |= with_inputs(task.inputs.values()) | {task.key: task}
@@ -163,11 +163,11 @@ def check_files(directory: Path, record: Json) -> None:
     """Read every file of an artifact, or of a copy, and compare it with the record.
 
     Raises:
-        DamagedError: a file is missing, modified or unexpected; an added one counts, because
-            whoever reads the directory as a data set would include it.
+        DamagedError: a file is missing, modified or unexpected. An added file counts, because
+            reading the directory as a data set would include it.
     """
-    found = (path for path in directory.rglob("*") if not path.is_dir())
-    names = {path.relative_to(directory).as_posix() for path in found} - {RECORD}
+    paths = (path for path in directory.rglob("*") if not path.is_dir())
+    names = {path.relative_to(directory).as_posix() for path in paths} - {RECORD}
     for name in sorted(names | record["files"].keys()):
         path = directory / name
         try:
@@ -187,10 +187,10 @@ class Artifact:
 
     @cached_property
     def record(self) -> Json:
-        """What was written when it was published.
+        """What `Store` wrote when it published the artifact.
 
         Raises:
-            DamagedError: it is not what was written, or the record of another artifact.
+            DamagedError: it was changed, or is the record of another artifact.
         """
         record = read_json(self.directory / RECORD)
         if not self.directory.name.endswith(f"-{record['key'][:12]}"):
@@ -199,36 +199,39 @@ class Artifact:
 
     @property
     def metadata(self) -> Json:
-        """What its stage noted of the computation."""
+        """What its stage recorded about the computation."""
         return dict(self.record["facts"])
 
     @property
     def facts(self) -> Json:
-        """The `metadata`, as 1.0 named it: notebooks read it."""
+        """The `metadata`, by their name in 1.0, which notebooks use."""
         return self.metadata
 
     @property
     def content(self) -> str:
-        """Digest of the artifact's files, timings aside."""
+        """The digest of the artifact's files, without timings."""
         return str(self.record["content"])
 
     @property
     def timings(self) -> str | None:
-        """Digest of the files in timings/; None without any."""
-        files = self.record["files"]
-        timed = {name: of for name, of in files.items() if name.startswith(TIMINGS)}
+        """The digest of the files in timings/; None if there are none."""
+        digests = self.record["files"]
+        timed = {name: digests[name] for name in digests if name.startswith(TIMINGS)}
         return json_digest(timed) if timed else None
 
     def check(self) -> None:
-        """Read every file; errors are those of `check_files`."""
+        """Compare every file with the record; errors as of `check_files`."""
         check_files(self.directory, self.record)
 
     def read(
         self, name: str = "data", columns: Sequence[str] | None = None, rule: str | None = None
     ) -> pa.Table:
-        """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
+        """Read a Parquet file; the checksums of its pages reveal damage done since `check`.
 
-        `rule` is the label of a rule, whose row groups alone are read.
+        Args:
+            name: of the file, without .parquet.
+            columns: that are read; all by default.
+            rule: read only the row groups of the rule with this label.
 
         Raises:
             DamagedError: it can't be read, or has other columns than its stage writes.
@@ -236,9 +239,9 @@ class Artifact:
         with self.open(name) as file:
             groups = list(range(file.num_row_groups))
             if rule is not None:
-                at = file.schema_arrow.names.index("rule")
-                of = [file.metadata.row_group(g).column(at).statistics.min for g in groups]
-                groups = [g for g in groups if of[g] == rule]
+                column = file.schema_arrow.names.index("rule")
+                rules = [file.metadata.row_group(g).column(column).statistics.min for g in groups]
+                groups = [g for g in groups if rules[g] == rule]
             return file.read_row_groups(groups, None if columns is None else list(columns))
 
     def batches(
@@ -246,16 +249,16 @@ class Artifact:
     ) -> Iterator[pa.RecordBatch]:
         """Stream data.parquet, or row groups of it, in batches of at most `rows` rows.
 
-        Errors are those of `read`.
+        Errors as of `read`.
         """
         with self.open("data") as file:
-            # one row group at a time: over all of them, what was read is kept until the end
+            # one row group at a time: an iterator over all of them frees nothing until the end
             for group in range(file.num_row_groups) if groups is None else groups:
                 yield from file.iter_batches(rows, row_groups=[group], columns=list(columns))
 
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
-        """Yield a Parquet file, its columns checked; errors are those of `read`."""
+        """Yield a Parquet file whose columns are checked; errors as of `read`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -270,7 +273,7 @@ class Artifact:
 
 @dataclass
 class Out:
-    """Where a stage writes an artifact; `shards` outlives a run that is killed."""
+    """Where a stage writes an artifact; the folder `shards` outlives a killed run."""
 
     stage: Stage
     directory: Path
@@ -280,7 +283,7 @@ class Out:
 
     @contextmanager
     def writer(self, name: str = "data", schema: pa.Schema | None = None) -> Iterator[Any]:
-        """Yield a writer of a Parquet file with the columns that the stage declares."""
+        """Yield a writer of a Parquet file; its schema must have the stage's columns."""
         import pyarrow.parquet as pq
 
         path = self.directory / f"{name}.parquet"
@@ -303,7 +306,7 @@ class Out:
         self.write(pa.Table.from_pylist(list(rows), schema=self.stage.schema(name)), name)
 
     def write_frame(self, frame: pd.DataFrame, name: str = "data") -> None:
-        """Write a Parquet file from a frame that has its columns, among others."""
+        """Write a Parquet file from a frame, which may have more columns than the file."""
         import pyarrow as pa
 
         schema = self.stage.schema(name)

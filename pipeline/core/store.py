@@ -1,11 +1,10 @@
-"""The artifacts of all stages: found by what they are made from, published whole, checked, mended.
+"""The store of artifacts: finds them by what they are made from, publishes, checks, repairs them.
 
-An artifact is ``<root>/<stage>/<label>-<key12>/``: Parquet files and record.json, which holds a
-checksum of every file and of itself. It is made in a workspace beside its place,
-``.<key12>.<inputs>.v<version>.partial/``, where finished shards outlive a killed run. An input with
-other content has a workspace of its own, and so have other timings. An artifact that was timed
-again lies beside the first, as ``<label>.2-<key12>/``: `pipeline.core.timings` says which one suits
-what is asked for.
+An artifact is a directory ``<root>/<stage>/<label>-<key12>/`` with Parquet files and record.json,
+which holds a checksum of every file and of itself. It is made in a workspace beside its place,
+``.<key12>.<inputs>.v<version>.partial/``, where finished shards outlive a killed run; inputs with
+other content and other timings have workspaces of their own. An artifact that was timed again lies
+beside the first, as ``<label>.2-<key12>/``; `pipeline.core.timings` says which one is used.
 """
 
 from __future__ import annotations
@@ -13,32 +12,28 @@ from __future__ import annotations
 import errno
 import math
 import os
-import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 
+from pipeline.core.environment import environment
 from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import digest, file_digest, put, remove, slug, sync, write_json
-from pipeline.core.paths import ROOT
 from pipeline.core.secrets import without_secrets
-from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Json, Out, Stage, Task
+from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Out, Stage, Task
 from pipeline.core.terminal import go_on
-from pipeline.core.timings import Asked, in_words, machines, processor
+from pipeline.core.timings import Asked, in_words, machines
 
-TIMED = (TIMINGS, "index.html")  # files that depend on the clock: no part of the content
-VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
-REBUILDS = 3  # of an artifact that is damaged again and again
-REMEDIES = {  # where nothing can be written, by what the system says
+TIMED = (TIMINGS, "index.html")  # files that depend on the clock, no part of the content
+VERDICT = "timings/verdict.md"  # of a report: a paragraph per target, the sentence first
+REBUILDS = 3  # how often a damaged artifact is computed again
+REMEDIES = {  # by the system's error, if nothing can be written
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
         "no incomplete file was kept; free space and run the same command again",
@@ -54,47 +49,46 @@ REMEDIES = {  # where nothing can be written, by what the system says
 }
 ARTIFACT = re.compile(r"[^.].*-[0-9a-f]{12}")
 WORKSPACE = re.compile(r"\.([0-9a-f]{12})\.[0-9a-f]{8}(?:\.v(\d+))?\.partial")
-ABANDONED = 30  # days after which a workspace that nobody has gone on with is removed
+ABANDONED = 30  # days without a change after which a workspace is removed
 DAY = 86_400.0  # seconds
-PACKAGES = ("numpy", "pyarrow", "pandas", "numba", "matplotlib", "torch", "transformers")
 
 
 class Store:
-    """All artifacts below one directory, which is made when the first one is written."""
+    """All artifacts below one directory, which is created with the first one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def find(self, task: Task) -> Artifact | None:
-        """Return the published artifact of a task, whatever its state, or None.
+        """Return the published artifact of a task, damaged or not, or None.
 
-        Of several it is the one whose timings suit best what the task asks for.
+        If there are several, it is the one whose timings suit best what the task asks for.
         """
-        found = list(self._all(task))
+        artifacts = list(self._all(task))
         asked = task.asked
         if asked is None:
-            return next(iter(found), None)
-        ranks = [_rank(asked, artifact) for artifact in found]
+            return next(iter(artifacts), None)
+        ranks = [_rank(asked, artifact) for artifact in artifacts]
         best = max(ranks, default=0)
-        return found[ranks.index(best)] if best else None
+        return artifacts[ranks.index(best)] if best else None
 
     def _all(self, task: Task) -> Iterator[Artifact]:
-        """Yield the published artifacts of a task: one for each time that it was timed."""
+        """Yield the published artifacts of a task, one for each time that it was timed."""
         for path in sorted((self.root / task.stage.name).glob(f"[!.]*-{task.key[:12]}")):
             yield Artifact(path, task.stage.tables)
 
     def all(self, stages: Iterable[Stage]) -> Iterator[Artifact]:
-        """Yield every published artifact of some stages, and what lies in the place of one."""
+        """Yield every published artifact of some stages, and whatever has the name of one."""
         for stage in stages:
             for path in sorted((self.root / stage.name).glob("*")):
                 if ARTIFACT.fullmatch(path.name):
                     yield Artifact(path, stage.tables)
 
     def fresh(self, task: Task) -> bool:
-        """Say whether a task is published, and no input has other content or timings since.
+        """Whether a task is published, and no input has got other content or timings since.
 
-        Only a report is made from timings. Deleting an input does not invalidate what was made
-        from it.
+        Deleting an input does not invalidate what was made from it. Only reports are made from
+        timings.
 
         Raises:
             DamagedError: a record is damaged.
@@ -132,14 +126,14 @@ class Store:
         return list(needed.values())
 
     def get(self, task: Task) -> Artifact:
-        """Return the artifact of a task, whole and up to date; compute what is not there.
+        """Return the artifact of a task, whole and up to date; compute what is missing.
 
-        Any number of processes may ask: one computes, the others wait and find it. Nothing is
-        locked where nothing is computed, so that a read-only store serves what it has.
+        If several processes ask for it, one computes it while the others wait. Nothing is locked
+        unless something is computed, so a read-only store works, too.
 
         Raises:
-            PipelineError: a stage says what is wrong, or the disk is full or loses what it is
-                given.
+            PipelineError: a stage refuses the task, the disk is full, or it damages what is
+                written.
         """
         damaged = Counter[Path]()
         while True:
@@ -163,7 +157,7 @@ class Store:
         return artifact
 
     def _workspace(self, task: Task, contents: Mapping[str, str]) -> Path:
-        """Return where a task is made; `contents` are those of its inputs."""
+        """Return the workspace of a task; `contents` are the digests of its inputs."""
         parts = list(contents.values())
         if task.asked is not None:
             parts.append(task.asked.mark)
@@ -172,14 +166,14 @@ class Store:
         return self.root / task.stage.name / name
 
     def _tidy(self, task: Task, artifact: Artifact) -> None:
-        """Remove what is left of a run that was killed after it published a task."""
+        """Remove the workspace of a run that was killed after it published a task."""
         left = list((self.root / task.stage.name).glob(f".{task.key[:12]}.*"))
-        if task.asked is not None:  # other timings may be unfinished
+        if task.asked is not None:  # workspaces of other timings may be unfinished
             left = [
                 work for work in left if work == self._workspace(task, artifact.record["inputs"])
             ]
         if left and os.access(self.root, os.W_OK):
-            with suppress(OSError), self.lock(task):  # not held by who makes it anew
+            with suppress(OSError), self.lock(task):  # no process is computing it again
                 if self.fresh(task):
                     for work in left:
                         remove(work)
@@ -226,7 +220,7 @@ class Store:
         return made
 
     def _compare(self, task: Task, made: Artifact) -> None:
-        """Print how many answers differ from those of the same task that was timed before."""
+        """Print how many answers differ from those of earlier timings of the same task."""
         for other in self._all(task):
             with suppress(PipelineError):
                 if changed := _changed_answers(made, other):
@@ -250,7 +244,7 @@ class Store:
             if path.is_file():
                 files[path.relative_to(out.directory).as_posix()] = file_digest(path)
             sync(path)
-        lines = [f"{name} {of}\n" for name, of in files.items() if not name.startswith(TIMED)]
+        lines = [f"{name} {files[name]}\n" for name in files if not name.startswith(TIMED)]
         record = {
             "stage": task.stage.name,
             "version": task.stage.version,
@@ -258,7 +252,9 @@ class Store:
             "key": task.key,
             "settings": task.settings,
             "inputs": dict(contents),
-            "input_timings": {name: of for name, of in timings.items() if of is not None},
+            "input_timings": {
+                name: of_input for name, of_input in timings.items() if of_input is not None
+            },
             "asked": None if task.asked is None else task.asked.entries,
             "content": digest("".join(lines).encode()),
             "files": files,
@@ -279,7 +275,7 @@ class Store:
         return Artifact(place, task.stage.tables)
 
     def _place(self, task: Task) -> Path:
-        """Return where an artifact goes: beside those of the same task with other timings."""
+        """Return a free place for an artifact, beside those of the same task's other timings."""
         folder = self.root / task.stage.name
         label = slug(task.label)
         names = chain([label], (f"{label}.{number}" for number in count(2)))
@@ -287,16 +283,16 @@ class Store:
         return next(place for place in places if not os.path.lexists(place))
 
     def set_aside(self, damage: DamagedError) -> bool:
-        """Move a damaged artifact out of the way and say so; return whether it was damaged.
+        """Move a damaged artifact out of the way and print why; return whether it is damaged.
 
         Raises:
-            PipelineError: it is damaged and stays where it is: nothing can be written there.
+            PipelineError: it is damaged and can't be moved.
         """
         directory = damage.directory
         place = self.root / "damaged" / f"{directory.name}.{time.time_ns()}"
         try:
             with self.lock():
-                reason = _damage(directory)  # again: another process may have mended it meanwhile
+                reason = _damage(directory)  # another process may have repaired it meanwhile
                 if reason is None:
                     return False
                 place.parent.mkdir(exist_ok=True)
@@ -309,9 +305,9 @@ class Store:
         return True
 
     def unfinished(self, stage: Stage) -> list[Path]:
-        """Return the workspaces of a stage; remove those that no run will go on with.
+        """Return the workspaces of a stage; remove those that no run will continue.
 
-        They are of another version of the stage, or nothing was written there in `ABANDONED` days.
+        They are of another version of the stage, or unchanged for `ABANDONED` days.
         """
         left = []
         for work in sorted((self.root / stage.name).glob(".*.partial")):
@@ -319,14 +315,14 @@ class Store:
             current = named is not None and named[2] == str(stage.version)
             try:
                 written = max(path.lstat().st_mtime for path in (work, *work.rglob("*")))
-            except FileNotFoundError:  # another process goes on with it
+            except FileNotFoundError:  # another process is working there
                 left.append(work)
                 continue
             if named is None or (current and time.time() - written < ABANDONED * DAY):
                 left.append(work)
                 continue
             try:
-                with self._held(f"{stage.name}-{named[1]}", wait=False):  # not by who computes
+                with self._held(f"{stage.name}-{named[1]}", wait=False):  # no process computes it
                     remove(work)
                 print(f"removed: {relative(work)}, which no run would go on with", flush=True)
             except BrokenPipeError:
@@ -337,7 +333,7 @@ class Store:
 
     @contextmanager
     def lock(self, task: Task | None = None) -> Iterator[None]:
-        """Hold the lock of a task, or that under which anything is moved to or from its place."""
+        """Hold the lock of a task, or the one for moving any artifact to or from its place."""
         from filelock import Timeout
 
         name = f"{task.stage.name}-{task.key[:12]}" if task else "moving"
@@ -358,14 +354,14 @@ class Store:
         lock = FileLock(self.root / ".locks" / f"{name}.lock")
         try:
             held = lock.acquire(timeout=-1 if wait else 0)
-        except NotImplementedError as error:  # of some versions
+        except NotImplementedError as error:  # some versions of filelock raise it
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
         with held:
             yield
 
 
 def _rank(asked: Asked, artifact: Artifact) -> float:
-    """Return `Asked.rank` of an artifact; the most if its record is damaged, so it is mended."""
+    """Return `Asked.rank` of an artifact; if its record is damaged, inf, so that it is repaired."""
     try:
         return asked.rank(artifact.record)
     except PipelineError:
@@ -373,13 +369,13 @@ def _rank(asked: Asked, artifact: Artifact) -> float:
 
 
 def _with_remedy(error: OSError) -> str:
-    """Return the system's message that nothing can be written, and a remedy."""
+    """Return the system's message on a failed write, and its remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"({error.strerror or error})" + (f": {remedy}" if remedy else "")
 
 
 def _damage(directory: Path) -> str | None:
-    """Say how an artifact, or what lies in its place, is damaged; None if it is whole."""
+    """Return how an artifact, or whatever has its name, is damaged; None if it is whole."""
     try:
         if directory.is_dir():
             Artifact(directory, {}).check()
@@ -391,7 +387,7 @@ def _damage(directory: Path) -> str | None:
 
 
 def drop_unfinished(work: Path) -> None:
-    """Remove what is half-written in a workspace; finished shards stay for the next run."""
+    """Remove what is half-written from a workspace; finished shards stay for the next run."""
     shutil.rmtree(work / "artifact", ignore_errors=True)
     for path in (work / "shards").glob("*.tmp"):
         remove(path)
@@ -404,26 +400,8 @@ def relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-@cache
-def environment() -> Json:
-    """Return the record's entries on the machine, the packages and the checkout."""
-    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True)
-        commit = done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None  # an export without history, or no git
-    return {
-        "versions": versions,
-        "platform": platform.platform(),
-        "processor": processor(),
-        "git": commit,
-    }
-
-
 def _changed_answers(made: Artifact, other: Artifact) -> int:
-    """Return how many answers have other tokens in another artifact from the same inputs."""
+    """Return how many answers differ in tokens between two artifacts from the same inputs."""
     same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
     if same or "token_ids" not in made.columns.get("data", ()):
         return 0

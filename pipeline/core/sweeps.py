@@ -1,9 +1,9 @@
-"""Sweeps: collects the results of a Hydra multirun into one table and one plot.
+"""Sweeps: the results of a Hydra multirun as one table and one plot.
 
-Each job of a multirun (a point) writes ``<n>/point.json``: the rows of its printed table, or why it
-failed. At the end they become a table (.csv, .parquet) and a plot (.pdf, .png), named after the
-stage and the swept keys: ``certificates_by_criteria.t.csv``. A single run in which a rule's
-parameter has a list of values, ``criteria.t=[0.01,0.1]``, writes the same table and plot.
+Each job of a multirun, a point, writes ``<n>/point.json``: the rows of its printed table, or why it
+failed. After the last one they become a table (.csv, .parquet) and a plot (.pdf, .png), named after
+the stage and the swept keys: ``certificates_by_criteria.t.csv``. A single run with a list of values
+for a rule's parameter, ``criteria.t=[0.01,0.1]``, writes the same table and plot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
 
 
 class Sweep(Callback):
-    """Hydra's callback: removes earlier results before a sweep, and writes its table after it."""
+    """Hydra's callback: removes earlier results before a sweep and writes its table after it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Remove the points of an earlier sweep in the same directory.
@@ -68,17 +68,17 @@ class Sweep(Callback):
         with terminal():
             directory = Path(config.hydra.sweep.dir)
             if not _points(directory):
-                given = " ".join(raw_overrides(config.hydra.overrides.task))
+                overrides = " ".join(raw_overrides(config.hydra.overrides.task))
                 raise PipelineError(
-                    f"{given}: the sweep has no point in {directory}: give every key a value, and "
-                    "leave hydra.sweep.subdir as it is"
+                    f"{overrides}: the sweep has no point in {directory}: give every key a value, "
+                    "and leave hydra.sweep.subdir as it is"
                 )
             if collect(directory):
                 raise SystemExit(1)
 
 
 def _of_a_sweep(point: Path) -> bool:
-    """Whether `write_point` wrote a file; another file of this name is the user's."""
+    """Whether `write_point` wrote a file; any other file of this name is the user's."""
     try:
         return "overrides" in json.loads(point.read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
@@ -86,28 +86,28 @@ def _of_a_sweep(point: Path) -> bool:
 
 
 def raw_overrides(overrides: Any) -> list[str]:
-    """Return overrides as they were typed; by default OmegaConf resolves interpolations in them."""
+    """Return overrides as they were typed, with their interpolations unresolved."""
     raw: Any = OmegaConf.to_container(overrides, resolve=False)
     return [str(override) for override in raw]
 
 
 def swept(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the overrides of a point that are not on the command line `words` as they are.
+    """Return the swept overrides of a point: those that `words`, the command line, does not have.
 
-    These were swept: on the command line they have several values.
+    There a swept key has several values.
 
     >>> swept(["~note=null", "criteria=additive", "criteria.t=0.1"],
     ...       ["-m", "~note", "criteria=additive", "criteria.t=0.1,0.2"])
     ['criteria.t=0.1']
     """
-    given = {word.replace(" ", "") for word in words}
-    given |= {f"{word}=null" for word in given if word.startswith("~")}  # as Hydra writes them
-    return [override for override in overrides if override.replace(" ", "") not in given]
+    typed = {word.replace(" ", "") for word in words}
+    typed |= {f"{word}=null" for word in typed if word.startswith("~")}  # as Hydra writes them
+    return [override for override in overrides if override.replace(" ", "") not in typed]
 
 
 def _points(directory: Path) -> list[Path]:
-    found = [path for path in directory.glob(f"*/{POINT}") if path.parent.name.isdecimal()]
-    return sorted(found, key=lambda path: int(path.parent.name))
+    paths = [path for path in directory.glob(f"*/{POINT}") if path.parent.name.isdecimal()]
+    return sorted(paths, key=lambda path: int(path.parent.name))
 
 
 def _read_point(path: Path) -> Json:
@@ -119,7 +119,7 @@ def _read_point(path: Path) -> Json:
 
 
 def collect(directory: Path) -> int:
-    """Print and write the table and the plot of a sweep; list and count its failed points."""
+    """Print and write the table and the plot of a sweep; print and count its failed points."""
     points = [_read_point(path) for path in _points(directory)]
     jobs = [values_of(point["overrides"]) for point in points]
     keys = list(dict.fromkeys(key for job in jobs for key in job))
@@ -148,9 +148,9 @@ def collect(directory: Path) -> int:
 def publish_list_values(
     words: Sequence[str], stage: str, rules: Sequence[Rule], rows: Sequence[Json], outputs: Path
 ) -> None:
-    """Write the table and the plot of a single run in which a rule's parameter has several values.
+    """Write the table and the plot of a single run with a list of values for a rule's parameter.
 
-    `words` are the command line. Rows of rules without this parameter are left out.
+    `words` are the command line. Rows of rules without the parameter are left out.
     """
     matches = [LIST_VALUE.fullmatch(word.replace(" ", "")) for word in words]
     keys = {match[1]: match[2] for match in matches if match is not None}
@@ -166,7 +166,7 @@ def publish_list_values(
 
 
 def _swept_values(jobs: Sequence[Mapping[str, str]], keys: Sequence[str]) -> list[Json]:
-    """Return the values of swept keys in each job; as numbers if all values of a key are."""
+    """Return the values of swept keys in each job; numbers if all values of a key are numbers."""
     import pandas as pd
 
     by_job: list[Json] = [{} for _ in jobs]

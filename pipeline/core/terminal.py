@@ -1,6 +1,6 @@
-"""How commands run in a terminal: signals, exit statuses, control characters in what is printed.
+"""How commands run in a terminal: signals, exit statuses, control characters in the output.
 
-Imports nothing of weight: an interruption while the rest is imported ends at once.
+It imports nothing slow, so that an interruption during the other imports ends the command at once.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from typing import Any
 
 from pipeline.core.errors import EXPECTED, one_line
 
-INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
+# exit statuses: 128 and the number of the signal, as in shells
+INTERRUPTED = 130
+CLOSED = 141
+TERMINATED = 143
 WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-received = dict[int, float]()  # signals, and when. Ray raises its own KeyboardInterrupt for any
-TWICE = 1.0  # seconds: a signal that comes again within them is the same (`timeout` sends two)
-# Characters that act on a terminal, or turn a text around, instead of being shown. Lines and tabs
-# are left.
+received = dict[int, float]()  # signals, with their times; Ray raises a KeyboardInterrupt for any
+TWICE = 1.0  # seconds within which a repeated signal counts once (`timeout` sends two)
+# characters that act on a terminal or reverse the text instead of being shown; not newlines, tabs
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-MOVES = re.compile(r"\n*(\x1b\[A)*")  # of a progress bar, to its line
+MOVES = re.compile(r"\n*(\x1b\[A)*")  # how a progress bar moves to its line
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with its control characters as escapes; lines and tabs stay.
+    r"""Return a text with its control characters escaped, apart from newlines and tabs.
 
     >>> print(escaped("a\x1b[31m\nb"))
     a\x1b[31m
     b
     """
-    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class Terminal:
-    """A stream that shows names and messages of others as text, without control characters."""
+    """A stream whose output has no control characters, whoever wrote the names and messages."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write a text, its control characters as escapes; a progress bar goes back to its line."""
+        """Write a text with its control characters escaped; a progress bar may move the cursor."""
         if not MOVES.fullmatch(text):
             start = "\r" if text.startswith("\r") else ""
             text = start + escaped(text.removeprefix("\r"))
@@ -58,11 +60,11 @@ class Terminal:
 
 @contextmanager
 def terminal() -> Iterator[None]:
-    """Run a command: one line for an error of a user's making, an interruption, nothing for a pipe.
+    """Run a command: a user's error and an interruption print one line, a closed pipe none.
 
-    SIGTERM interrupts as Ctrl-C does, and whatever a library makes of it, the command ends as
-    interrupted. A second signal ends the process at once. Signals that the shell ignores (nohup)
-    stay ignored. Control characters are printed as escapes, and so is what the output can't encode.
+    SIGTERM interrupts like Ctrl-C, and the command ends as interrupted whatever a library makes of
+    the signal. A second signal ends the process at once. Signals that the shell ignores (nohup)
+    stay ignored. Control characters, and characters that the output can't encode, are escaped.
 
     Raises:
         SystemExit: with the usual status, or a line for each problem; 1 after a traceback.
@@ -87,15 +89,15 @@ def terminal() -> Iterator[None]:
 
 
 def go_on() -> None:
-    """Raise the KeyboardInterrupt of a signal again where a library has lost it."""
+    """Raise KeyboardInterrupt if a signal was received, in case a library has swallowed it."""
     if received:
         raise KeyboardInterrupt
 
 
 def _end_of(error: BaseException) -> SystemExit:
-    """Return how a command exits with this error; print what has to be said before."""
+    """Return how a command exits after an error; print the line or traceback that it needs."""
     if isinstance(error, BrokenPipeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # Python writes what is left when it ends
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Python flushes at exit
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
     if received or isinstance(error, KeyboardInterrupt):
@@ -114,7 +116,7 @@ def _end_of(error: BaseException) -> SystemExit:
 
 @contextmanager
 def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[None]:
-    """Run a command in a terminal, or print its `usage` and `text` where help is asked for."""
+    """Run a command in a terminal, or print `usage` and `text` if help is asked for."""
     with terminal():
         if {"-h", "--help"} & set(arguments):
             print(f"usage: {usage}\n\n{(text or '').replace('``', '`').strip()}")
@@ -123,7 +125,7 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
 
 
 def _listen(before: dict[int, Any]) -> None:
-    """Let signals interrupt the command, unless they do, or are ignored; note what they did."""
+    """Let signals that have their default handler interrupt the command; `before` keeps these."""
     if current_thread() is not main_thread():
         return
     for number in WORDS:
@@ -151,7 +153,7 @@ def _interrupt(number: int, _: Any) -> None:
 
 
 def _unraisable(lost: Any) -> None:
-    """End the process for an interruption inside `__del__`, which Python prints and forgets."""
+    """End the process for an interruption inside `__del__`, which Python would print and ignore."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         os._exit(_stopped())
     sys.__unraisablehook__(lost)
@@ -159,7 +161,7 @@ def _unraisable(lost: Any) -> None:
 
 def _stopped() -> int:
     number = next(iter(received), signal.SIGINT)
-    exec("")  # else Python ends by SIGINT where the interruption came through an `exec` of a text
+    exec("")  # else Python ends by SIGINT if the interruption came from inside an `exec`
     with suppress(OSError):  # the terminal may be gone
         print(f"{WORDS[number]}: the same command goes on from here", file=sys.stderr, flush=True)
     return 128 + number

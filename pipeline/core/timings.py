@@ -1,8 +1,8 @@
-"""Timings belong to a machine: which ones are asked for, and of which machine they are.
+"""Timings belong to a machine: which machine's a command asks for, and which an artifact has.
 
-The record of an artifact with timings names the machines in ``facts["machines"]``, and ``asked``
-has the keys device.name and device.threads that the command was given. An artifact of version 1.0
-has the same metadata in other places.
+The record of an artifact with timings has the machines in ``facts["machines"]``, and in ``asked``
+the keys device.name and device.threads of the command. Artifacts of version 1.0 have the same
+metadata in other places.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pipeline.core.files import json_digest
 if TYPE_CHECKING:
     from conf.schema import Device
 
-WHERE = ("device", "threads")  # of a machine, what a command can ask for
-Record = Mapping[str, Any]  # of an artifact, as `pipeline.core.store` writes it
+WHERE = ("device", "threads")  # what a command can ask for
+Record = Mapping[str, Any]  # an artifact's, as `pipeline.core.store` writes it
 Machine = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The timings that a command asks for."""
+    """Which timings a command asks for."""
 
     device: str | None  # None: what this machine has (device.name=auto)
     threads: int | None  # None: what this machine has
-    here: bool = False  # of this machine's processor alone
+    here: bool = False  # only those of this machine's processor
 
     @classmethod
     def of(cls, device: Device) -> Asked:
@@ -41,21 +41,21 @@ class Asked:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What it asks for on any machine, for a record."""
+        """The device and threads that it asks for, for a record."""
         return {"device": self.device, "threads": self.threads}
 
     @property
     def mark(self) -> str:
-        """A mark of unfinished timings: only a command that asks for the same continues them."""
+        """A mark of unfinished timings; only a command that asks for the same continues them."""
         return json_digest([self.entries, processor()])[:8]
 
     def rank(self, record: Record) -> int:
-        """Return how well the timings of an artifact suit, from its record; 0: they do not.
+        """Return how well the timings of an artifact suit, from its record; 0 if they do not.
 
         If the command asks for a device or a number of threads, the timings must be of these. If
-        it asks for none, timings of another processor suit as they are: somebody carried them
-        here. Those of this processor must be of the device and threads that it has. Timings of
-        this processor rank higher, and so do those that were asked for in the same way.
+        it does not, timings of another processor suit as they are, because somebody copied them
+        here; timings of this processor must be of the device and threads that it has. Timings of
+        this processor rank higher, and so do timings that the same keys asked for.
         """
         measured = machines(record)
         before = record.get("asked") or dict.fromkeys(WHERE)
@@ -77,14 +77,14 @@ def _numbered(device: object) -> object:
 
 
 def _own_device() -> str:
-    """Return what device.name=auto is here; torch, which is slow to import, knows."""
+    """Return what device.name=auto is here; it needs torch, which is slow to import."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def machines(record: Record) -> list[Machine]:
-    """Return the machines that the timings of an artifact are of; none where it has none."""
+    """Return the machines of an artifact's timings; none if it has no timings."""
     metadata = record["facts"]
     if "machines" in metadata:
         return list(metadata["machines"])
@@ -108,16 +108,16 @@ def of_this_machine(measured: Sequence[Machine]) -> bool:
     return not measured or any(machine["processor"] == processor() for machine in measured)
 
 
-def distinct(found: Sequence[Machine]) -> list[Machine]:
-    """Return the machines among `found`, each once, by date."""
-    once = {tuple(machine.items()): machine for machine in found}
+def distinct(measured: Sequence[Machine]) -> list[Machine]:
+    """Return the machines, each once, by date."""
+    once = {tuple(machine.items()): machine for machine in measured}
     return sorted(once.values(), key=lambda machine: str(machine["date"]))
 
 
-def in_words(found: Sequence[Mapping[str, object]]) -> str:
-    """Return machines as text: processor, device, threads, torch and date of each."""
+def in_words(measured: Sequence[Mapping[str, object]]) -> str:
+    """Return machines as text: the processor, device, threads, torch and date of each."""
     texts = []
-    for machine in found:
+    for machine in measured:
         device = f"{machine['gpu']} ({machine['device']})" if machine["gpu"] else machine["device"]
         threads = f"{machine['threads']} CPU thread{'' if machine['threads'] == 1 else 's'}"
         torch = f"torch {machine['torch']}"
@@ -127,20 +127,20 @@ def in_words(found: Sequence[Mapping[str, object]]) -> str:
 
 def timed_on(record: Record) -> str | None:
     """Return a line that names the machines of an artifact's timings; None without timings."""
-    found = machines(record)
-    if not found:
+    measured = machines(record)
+    if not measured:
         return None
-    if of_this_machine(found):
-        return f"timed on {in_words(found)}"
+    if of_this_machine(measured):
+        return f"timed on {in_words(measured)}"
     return (
-        f"timed on another machine: {in_words(found)}; device.timings=here times the methods on "
+        f"timed on another machine: {in_words(measured)}; device.timings=here times the methods on "
         "this one"
     )
 
 
 @cache
 def processor() -> str:
-    """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
+    """Return the processor's name, from a file of Linux or from `platform`."""
     file = Path("/proc/cpuinfo")
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     named = re.search(r"model name\s*: (.+)", text)

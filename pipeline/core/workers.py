@@ -1,4 +1,4 @@
-"""Workers load the models of a stage and compute its shards, in this process or with Ray."""
+"""Workers, which load a stage's models and compute its shards, in this process or with Ray."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pipeline.core.stage import Inputs, Json, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OUT_OF_MEMORY = (  # messages of RuntimeErrors that mean it; not all have an exception class
+OUT_OF_MEMORY = (  # messages of RuntimeErrors; not all have an exception class of their own
     "DefaultCPUAllocator: can't allocate",
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
 )
-DEATHS = 3  # a batch fails once so many workers have died over it
+DEATHS = 3  # a batch fails once so many workers have died computing it
 
 Result = tuple[Json, "Sequence[pa.Table]"]  # of a shard: measurements, and a table for each item
 Progress = Callable[[int], object]  # called with the number of steps done since the last call
 
 
 class Worker(Protocol):
-    """The loaded models of a stage, and the computation with them: the protocol of all stages.
+    """The loaded models of a stage, and what it computes with them.
 
-    If the stage does not know the names of its items before, a worker also has `names()`.
+    If only the models tell the names of the items, a worker also has `names()`.
     """
 
     def batch(self) -> int:
@@ -42,15 +42,15 @@ class Worker(Protocol):
         """Compute the shard of these items."""
 
     def metadata(self, measured: Sequence[Json]) -> Json:
-        """Return the record's metadata; `measured` has the measurements of all shards."""
+        """Return the metadata for the record; `measured` are the measurements of all shards."""
 
 
 OpenWorker = Callable[[Task, Inputs], Worker]  # a stage's class of workers
-Results = Iterator[tuple[list[str], Result]]  # each with its items
+Results = Iterator[tuple[list[str], Result]]  # each with the names of its items
 
 
 class InlineExecutor:
-    """Runs a worker in this process; it is created on first use, in the command's directory."""
+    """Runs one worker in this process; it is created on first use, in the command's directory."""
 
     engine: ClassVar[Json] = {"engine": "inline"}  # for the record
 
@@ -67,9 +67,9 @@ class InlineExecutor:
         os.chdir(self._directory)  # in another process, for relative paths
         return self._open(self._task, self._inputs)
 
-    def ask(self, method: str, *given: object) -> Any:
+    def ask(self, method: str, *arguments: object) -> Any:
         """Call a method of the worker."""
-        return getattr(self._worker, method)(*given)
+        return getattr(self._worker, method)(*arguments)
 
     def compute(self, batches: list[list[str]], progress: Progress) -> Results:
         """Yield the results of batches, each with its items."""
@@ -77,7 +77,7 @@ class InlineExecutor:
             yield from self._parts(names, progress)
 
     def results(self, names: list[str]) -> tuple[list[tuple[list[str], Result]], int]:
-        """Return the results of a batch and its number of steps: what `RayExecutor` calls."""
+        """Return the results of a batch and its number of steps, for `RayExecutor`."""
         steps = list[int]()
         return list(self._parts(names, steps.append)), sum(steps)
 
@@ -113,12 +113,12 @@ def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result 
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-    torch.cuda.empty_cache()  # outside of `except`, where the error holds the batch's tensors
+    torch.cuda.empty_cache()  # not inside `except`, where the error keeps the batch's tensors
     return None
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on CUDA or a CPU."""
+    """Whether an error means that memory ran out, on a GPU or CPU."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
@@ -127,23 +127,25 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 class RayExecutor:
-    """Runs the workers of a task with Ray, each an `InlineExecutor` in a process of its own."""
+    """Runs several workers with Ray, each an `InlineExecutor` in a process of its own."""
 
     def __init__(self, ray: Any, hosts: list[Any]) -> None:
         self._ray = ray
         self._hosts = hosts
         self.engine = {"engine": "ray", "workers": len(hosts)}
 
-    def ask(self, method: str, *given: object) -> Any:
-        """Call a method of a worker."""
-        return self._ray.get(self._hosts[0].ask.remote(method, *given))
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Call a method of the first worker."""
+        return self._ray.get(self._hosts[0].ask.remote(method, *arguments))
 
     def compute(self, batches: list[list[str]], progress: Progress) -> Results:
         """Yield the results of batches as they are finished, each with its items."""
         pool = self._ray.util.ActorPool(self._hosts)
-        for found, steps in pool.map_unordered(lambda on, names: on.results.remote(names), batches):
+        for results, steps in pool.map_unordered(
+            lambda on, names: on.results.remote(names), batches
+        ):
             progress(steps)
-            yield from found
+            yield from results
 
 
 @contextmanager
@@ -170,7 +172,7 @@ def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator
 
 
 def connect() -> Any:
-    """Return the module ray, connected to RAY_ADDRESS, else to this machine alone."""
+    """Return the module ray, connected to RAY_ADDRESS, or to this machine alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it sends usage reports
     try:
         import ray
@@ -184,12 +186,12 @@ def connect() -> Any:
     return ray
 
 
-def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
-    """Return the number of workers (by default one for each GPU), and CPUs and GPUs of each."""
+def allocate(resources: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
+    """Return the number of workers, by default one per GPU, and the CPUs and GPUs of each."""
     device = spec.device.name
     threads = spec.device.threads
-    processors = int(there.get("CPU", 0))
-    gpus = int(there.get("GPU", 0))
+    processors = int(resources.get("CPU", 0))
+    gpus = int(resources.get("GPU", 0))
     on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)
     most = gpus if on_gpus else processors // (threads or processors)
     count = spec.execution.workers or max(1, most)

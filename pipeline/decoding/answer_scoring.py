@@ -86,7 +86,7 @@ def entropy_columns(
 ) -> dict[str, tuple[float, ...]]:
     """Return KL(p‖q) and the index entropies H[R] at each step, from logits (n, V) of both."""
     log_p, log_q = (
-        tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
+        tempered(values, temperature).log_softmax(1).cpu().numpy() for values in (logits, drafts)
     )
     steps = [index_entropies(p, q) for p, q in zip(log_p, log_q, strict=True)]
     kl, greedy, races = zip(*steps, strict=True)

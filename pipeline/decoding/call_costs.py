@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from analysis.decoding.call_costs import LONGEST
+from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
 from pipeline.decoding.loop import Answer, Prefill, decode
 from pipeline.decoding.proposers import Proposer, TextProposer
 from pipeline.decoding.sampling import GreedySampler
@@ -21,7 +21,7 @@ from pipeline.decoding.verification import ExactMatch, Verified
 
 
 class _FallingLengths(Proposer):
-    """Drafts `LONGEST` tokens in the first call, and one less in each further call, down to 0."""
+    """Drafts `MAX_DRAFT_LENGTH` tokens in the first call, then one less in each call, down to 0."""
 
     def __init__(self, proposer: Proposer) -> None:
         super().__init__(proposer.device)
@@ -38,7 +38,7 @@ class _FallingLengths(Proposer):
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Draft as many tokens as it is this call's turn for, or as the answer has room for."""
-        wanted = LONGEST + 1 - position  # the first call is at position 1
+        wanted = MAX_DRAFT_LENGTH + 1 - position  # the first call is at position 1
         return self._proposer.propose(tokens, min(count, wanted), position)
 
 
@@ -56,18 +56,23 @@ class _KnownAnswer(ExactMatch):
 
 
 def time_calls(session: DecodingSession, prefill: Prefill, answer: Sequence[int]) -> Answer:
-    """Time one call for each draft length from `LONGEST` down to 0, after a prompt that was read.
+    """Time one call at each draft length, from `MAX_DRAFT_LENGTH` down to 0, after a prefill.
 
     The answer that is returned has these calls, and the drafter's pass over the prompt.
     `decode` makes the calls, with the session's drafter, or with made-up drafts if it has none.
-    They follow a known answer; if it has n < LONGEST + 2 tokens, lengths start at n - 2.
+    They follow a known answer; if it has n < MAX_DRAFT_LENGTH + 2 tokens, lengths start at n - 2.
     """
     device = session.target.device
     proposer: Proposer = TextProposer(lambda text, count: [text[-1]] * count, device)
     if session.neural is not None:
         proposer = session.neural.proposer(GreedySampler(), None, device)
-    limit = min(len(answer), LONGEST + 2, prefill.limit)
+    limit = min(len(answer), MAX_DRAFT_LENGTH + 2, prefill.limit)
     with torch.inference_mode():
         return decode(
-            session.target, _FallingLengths(proposer), _KnownAnswer(answer), prefill, LONGEST, limit
+            session.target,
+            _FallingLengths(proposer),
+            _KnownAnswer(answer),
+            prefill,
+            MAX_DRAFT_LENGTH,
+            limit,
         )

@@ -152,8 +152,8 @@ class InverseCdfSampler:
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> DrawnChildren:  # noqa: ARG002
         """Draw the one child from logits (1, V), `depth` tokens into a draft."""
         weights = self.weights(logits)
-        at = position + depth
-        uniform = to_device(self._uniforms[at : at + 1], logits.device)
+        index = position + depth
+        uniform = to_device(self._uniforms[index : index + 1], logits.device)
         tokens = inverse_cdf(weights, uniform)[:, None]
         return tokens, weights.gather(1, tokens)[:, 0], weights
 

@@ -81,8 +81,8 @@ class AncestorMask:
 
     def next_level(self, parents: Tensor) -> TreePass:
         """Return the pass over the next r nodes; `parents` (r,) are rows of the pass before."""
-        own = torch.eye(len(parents), dtype=torch.bool, device=parents.device)
-        self._seen = torch.cat([self._seen[parents], own], 1)
+        sees_itself = torch.eye(len(parents), dtype=torch.bool, device=parents.device)
+        self._seen = torch.cat([self._seen[parents], sees_itself], 1)
         offsets = torch.full((len(parents),), self._depth, device=parents.device)
         self._depth += 1
         return tree_pass(self._seen, offsets, self._dtype)

@@ -142,8 +142,8 @@ class SampledPath:
             draft; and the outcomes.
         """
         if self._rule is None or not len(draft.tokens):
-            drafted, found = read_call(logits, draft, *outcomes)
-            return drafted, None, found
+            drafted, path = read_call(logits, draft, *outcomes)
+            return drafted, None, path
         inputs = rule_inputs(self._rule, parent_rows(logits, draft), draft.tokens)
         drafted, values = read_call(logits, draft, *outcomes, *inputs)
         count = len(outcomes)
@@ -297,17 +297,17 @@ def rule_inputs(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     """
     reads_all = rule.columns_read == Rule.columns_read
     k = logits.shape[1] if reads_all else min(rule.minimum_k, logits.shape[1])
-    found = StatisticsColumns()
+    statistics = StatisticsColumns()
     if rule.columns_read:
-        found = logit_statistics(logits, k)
-        values = found["top_logits"]
-        ids = found["top_ids"]
+        statistics = logit_statistics(logits, k)
+        values = statistics["top_logits"]
+        ids = statistics["top_ids"]
     else:
         values, ids = top_k(logits, k)
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
-    own = logits.gather(1, readable(drafted)[:, None])[:, 0].to(values.dtype)
-    return [drafted, ids, values, own, *(found[name] for name in rule.columns_read)]
+    drafted_logits = logits.gather(1, readable(drafted)[:, None])[:, 0].to(values.dtype)
+    return [drafted, ids, values, drafted_logits, *(statistics[name] for name in rule.columns_read)]
 
 
 def apply_rule(
@@ -319,7 +319,7 @@ def apply_rule(
     ones given there has the rank after them. `beyond_first` excludes the argmax: above temperature
     0 it is accepted only if the target samples it.
     """
-    tokens, ids, values, own, *statistics = inputs
+    tokens, ids, values, drafted_logits, *statistics = inputs
     by_name = dict(zip(rule.columns_read, statistics, strict=True))
     unknown = np.full(len(tokens), np.nan)
     surprisal, log_tail, entropy = (by_name.get(name, unknown) for name in Rule.columns_read)
@@ -328,6 +328,6 @@ def apply_rule(
     )
     matches = ids == tokens[:, None]
     rank = np.where(matches.any(1), matches.argmax(1), ids.shape[1]) + 1
-    log_prob = (own.astype(np.float64) - values[:, 0]) - dist.top_surprisal
+    log_prob = (drafted_logits.astype(np.float64) - values[:, 0]) - dist.top_surprisal
     accepted = rule.accepts(dist, rank, log_prob) & (tokens != NOTHING)
     return accepted & (rank > 1) if beyond_first else accepted

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import counted, read_answers
-from pipeline.engines.counts import MOST_PLACES, Counts, EngineAnswer
+from pipeline.engines.answer_files import read_answers
+from pipeline.engines.counts import MAX_PLACES, Counts, EngineAnswer
 from pipeline.engines.engine_base import FormatError, Part
+from pipeline.engines.printed_text import counted
 from pipeline.engines.registry import engine_named, engine_of
 
 MANY_CHOICES = "answers of several choices"
@@ -91,10 +92,10 @@ def _with_zeros(answers: Mapping[str, EngineAnswer], engine: str) -> dict[str, E
 def _by_place(answers: Iterable[EngineAnswer]) -> list[float]:
     """Return how many tokens were accepted at each position; empty where an answer lacks them."""
     histograms = [answer.histogram for answer in answers]
-    told = [histogram for histogram in histograms if histogram is not None]
-    if len(told) < len(histograms):
+    known = [histogram for histogram in histograms if histogram is not None]
+    if len(known) < len(histograms):
         return []
-    times = [sum(place) for place in zip_longest(*told, fillvalue=0)]
+    times = [sum(place) for place in zip_longest(*known, fillvalue=0)]
     return [sum(times[place:]) for place in range(1, len(times))]
 
 
@@ -126,9 +127,9 @@ def read_answer(part: Part) -> EngineAnswer | None:
         source=part.source,
     )
     answer = fields.add_counts(answer, part)
-    if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
+    if answer.drafted > MAX_PLACES * answer.calls:  # NaN compares as false
         raise FormatError(
-            f"has {answer.drafted} drafted tokens in {answer.calls} calls, above {MOST_PLACES} each"
+            f"has {answer.drafted} drafted tokens in {answer.calls} calls, above {MAX_PLACES} each"
         )
     return answer
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import norm
 
 from analysis.decoding.draft_length import drafting_pass_cost
-from analysis.decoding.speed import LEAST_VERIFY_RATIO, speed_bootstrap, speedups
+from analysis.decoding.speed import MIN_VERIFY_RATIO, speed_bootstrap, speedups
 from analysis.report.text import estimate_text
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.estimate import Estimate
@@ -28,7 +28,7 @@ from pipeline.engines.registry import counts_remedy, engine_named
 from pipeline.engines.runs import Run
 
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
-LEAST_FOR_COST = 0.1  # share of passes with a draft, from which on the cost of a step is told
+MIN_FOR_COST = 0.1  # share of passes with a draft, from which on the cost of a step is told
 SAME_LOAD = 1.5  # times as many requests at once; answers of other lengths leave other gaps
 IMPLAUSIBLE = 20  # passes that a step costs
 ROUGH_SPREAD = 0.3  # standard deviation of a request's log seconds per token: docs/engine.md
@@ -59,7 +59,7 @@ class Speed(NamedTuple):
             return f"{self.times:.2f} times"
         unit = " times, roughly" if self.rough else " times"
         times = Estimate(self.times, self.low, self.high)
-        return estimate_text(times, unit=unit, apart=[1], zero_width=True)
+        return estimate_text(times, unit=unit, distinct_from=[1], zero_width=True)
 
 
 def clocks_of(runs: Sequence[Run]) -> Sequence[str]:
@@ -102,7 +102,7 @@ def compare(
             )
         notes += doubts
         speeds[i] = speeds[i]._replace(compares=not doubts)
-        if run.draft_share < LEAST_FOR_COST:  # NaN compares as false
+        if run.draft_share < MIN_FOR_COST:  # NaN compares as false
             speeds[i] = speeds[i]._replace(cost=math.nan)
             notes.append(
                 f"{run.path.name}: {run.counts.drafts:,.0f} of {run.counts.passes:,.0f} passes had "
@@ -178,26 +178,28 @@ def _roughly(speed: Speed, requests: Sequence[float], z: float) -> Speed:
 
 def _differences(base: Run, run: Run) -> list[str]:
     """Return why two runs do not compare: another model, other requests, another load."""
-    found = []
+    differences = []
     if base.page and run.page:
         models = base.page.model, run.page.model
         if all(models) and models[0] != models[1]:
-            found.append(f"{base.path.name} is of {models[0]}, {run.path.name} of {models[1]}")
+            differences.append(
+                f"{base.path.name} is of {models[0]}, {run.path.name} of {models[1]}"
+            )
     least, _ = base.counts.tokens_per_pass
     if least > UNDRAFTED:  # NaN compares as false
-        found.append(
+        differences.append(
             f"{base.path.name} has {least:.3f} tokens per pass, so something was drafted there"
         )
     tokens = _tokens_of_both(base, run)
     if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:  # NaN compares as false
-        found.append(
+        differences.append(
             f"{base.path.name} counts {tokens[0]:,.0f} tokens and {run.path.name} "
             f"{tokens[1]:,.0f}: other requests, or a server that was restarted"
         )
     other_load = _load_difference(base, run)
     if other_load:
-        found.append(f"{other_load}: the speed is that of another load")
-    return found
+        differences.append(f"{other_load}: the speed is that of another load")
+    return differences
 
 
 def _load_difference(base: Run, run: Run) -> str:
@@ -231,17 +233,20 @@ def _tokens_of_both(base: Run, run: Run) -> tuple[float, float]:
     both = [name for name in base.counts.answers if name in run.counts.answers]
     if not both:
         return base.tokens, run.tokens
-    sizes = [[of.counts.answers[name].size or math.nan for name in both] for of in (base, run)]
-    return sum(sizes[0]), sum(sizes[1])
+    of_base, of_run = (
+        sum(counted.counts.answers[name].size or math.nan for name in both)
+        for counted in (base, run)
+    )
+    return of_base, of_run
 
 
 def _doubts_of_cost(run: Run, cost: float) -> list[str]:
     """Return why the cost of a step can't be right."""
     share = 1.0 if math.isnan(run.draft_share) else min(run.draft_share, 1.0)
-    if 1.0 + share * (cost - 1.0) < LEAST_VERIFY_RATIO:  # of all passes
+    if 1.0 + share * (cost - 1.0) < MIN_VERIFY_RATIO:  # of all passes
         why = "less than a pass of the target alone: it had another load, or a busy machine"
         return [f"{run.path.name}: a step would cost {cost:.2f} passes, {why}"]
-    if cost > IMPLAUSIBLE and share >= LEAST_FOR_COST:
+    if cost > IMPLAUSIBLE and share >= MIN_FOR_COST:
         why = "as in a server that still compiles"
         return [f"{run.path.name}: a step costs {cost:.0f} passes, {why}"]
     return []
@@ -269,11 +274,13 @@ def _by_answers(
 ) -> tuple[str, Estimate | None]:
     """Return the first clock that all runs have of each answer, and the (R - 1,) speeds by it."""
     answers = [run.answers for run in runs]
-    prompts = [name for name in answers[0] if all(name in others for others in answers)]
-    sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
+    prompts = [name for name in answers[0] if all(name in by_name for by_name in answers)]
+    sizes = [[by_name[name].size or math.nan for by_name in answers] for name in prompts]
     tokens = np.array(sizes, dtype=np.float64)  # (P, R)
     for clock in clocks:
-        seconds = np.array([[getattr(of[name], clock) for of in answers] for name in prompts])
+        seconds = np.array(
+            [[getattr(by_name[name], clock) for by_name in answers] for name in prompts]
+        )
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = speed_bootstrap(len(prompts), *statistics)

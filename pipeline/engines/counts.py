@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MOST_PLACES = 1024  # tokens of a draft; more are damage
+MAX_PLACES = 1024  # tokens of a draft; more are damage
 UNDRAFTED = 1.01  # tokens per pass, above which something was drafted
 
 
@@ -92,8 +92,8 @@ class Counts:
     @property
     def drafting(self) -> bool | None:
         """Whether anything was drafted; None where the counts do not tell."""
-        told = [n for n in (self.drafts, self.drafted, self.accepted) if not math.isnan(n)]
-        if any(told):
+        known = [n for n in (self.drafts, self.drafted, self.accepted) if not math.isnan(n)]
+        if any(known):
             return True
         return False if 0 in (self.drafts, self.drafted) else None
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.engines.counts import MOST_PLACES, Counts, EngineAnswer
+from pipeline.engines.counts import MAX_PLACES, Counts, EngineAnswer
 
-MOST = 10_000_000  # tokens or calls of an answer; more are damage
+MAX_COUNT = 10_000_000  # tokens or calls of an answer; more are damage
 OTHER = ", other name"  # in the meaning of a metric: what has another name now, or in a branch
-Count = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 MEAN_LENGTH = "1 + accepted tokens / drafts"
 BY_POSITION = "accepted tokens at each position / drafts"
 RATE = "accepted / drafted tokens"
@@ -213,9 +213,11 @@ def check_histogram(histogram: Sequence[int], calls: int, accepted: int | None) 
     Raises:
         FormatError: they do not.
     """
-    found = sum(histogram), sum(place * times for place, times in enumerate(histogram))
-    if found != (calls, accepted) or len(histogram) > MOST_PLACES + 1:
+    calls_there = sum(histogram)
+    accepted_there = sum(tokens * times for tokens, times in enumerate(histogram))
+    equal = (calls_there, accepted_there) == (calls, accepted)
+    if not equal or len(histogram) > MAX_PLACES + 1:
         raise FormatError(
-            f"has an acceptance_histogram of {found[0]} calls, {found[1]} accepted tokens and "
-            f"{len(histogram)} places, and counts of {calls} calls and {accepted} tokens"
+            f"has an acceptance_histogram of {calls_there} calls, {accepted_there} accepted tokens "
+            f"and {len(histogram)} places, and counts of {calls} calls and {accepted} tokens"
         )

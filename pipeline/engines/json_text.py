@@ -17,7 +17,7 @@ NEXT_OBJECT = re.compile(r"\n(?=\{)")
 EVENT_FIELD = re.compile(
     r"^(?:data:[^\S\n]*(?:\[DONE\][^\S\n]*$)?|(?:event|id|retry):.*|:.*)", re.MULTILINE
 )
-MOST_BROKEN = 100  # values over several lines that break off; more are another form
+MAX_BROKEN = 100  # values over several lines that break off; more are another form
 BROKEN = object()  # in the place of a value that can't be read
 DECODER = json.JSONDecoder()
 
@@ -44,10 +44,10 @@ def json_values(text: str, broken: list[int]) -> Iterator[tuple[int, int, Any]]:
     line = 1
     before = 0
     number = -1
-    for at, value in _values(text):
-        lines = text.count("\n", before, at)
+    for offset, value in _values(text):
+        lines = text.count("\n", before, offset)
         line += lines
-        before = at
+        before = offset
         number = 0 if lines else number + 1
         if value is BROKEN:
             broken.append(line)
@@ -57,89 +57,89 @@ def json_values(text: str, broken: list[int]) -> Iterator[tuple[int, int, Any]]:
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield each value, or `BROKEN`, with its place in the text."""
-    at = 0
+    offset = 0
     breaks = 0
-    while (at := _skipped(text, at)) < len(text):
-        if ARRAY.match(text, at):
-            at = yield from _elements(text, at)
+    while (offset := _skipped(text, offset)) < len(text):
+        if ARRAY.match(text, offset):
+            offset = yield from _elements(text, offset)
             continue
-        end = text.find("\n", at)
+        end = text.find("\n", offset)
         end = len(text) if end < 0 else end
-        row = text[at:end].rstrip()
-        read, goes_on = yield from _values_of_row(row, at)
-        at += read
+        row = text[offset:end].rstrip()
+        read, goes_on = yield from _values_of_row(row, offset)
+        offset += read
         if read == len(row):
-            at = end
+            offset = end
         elif not goes_on:
-            yield at, BROKEN
-            at = end
+            yield offset, BROKEN
+            offset = end
         else:
             try:
-                value, behind = DECODER.raw_decode(text, at)
+                value, behind = DECODER.raw_decode(text, offset)
             except (ValueError, RecursionError):
                 breaks += 1
-                if breaks > MOST_BROKEN:
+                if breaks > MAX_BROKEN:
                     raise FormError(
                         f"holds JSON over several lines that breaks off {breaks} times, at last in "
-                        f"line {_line(text, at)}"
+                        f"line {_line(text, offset)}"
                     ) from None
-                yield at, BROKEN
+                yield offset, BROKEN
                 following = NEXT_OBJECT.search(text, end)
-                at = following.end() if following else len(text)
+                offset = following.end() if following else len(text)
             else:
-                yield at, value
-                at = behind
+                yield offset, value
+                offset = behind
 
 
 def _values_of_row(row: str, start: int) -> Generator[tuple[int, Any], None, tuple[int, bool]]:
     """Yield the values of a line; return where reading stopped, and if the next line goes on."""
     if row == "[DONE]":  # the end of a stream
         return len(row), False
-    at = 0
-    while at < len(row):
+    offset = 0
+    while offset < len(row):
         try:
-            value, behind = DECODER.raw_decode(row, at)
+            value, behind = DECODER.raw_decode(row, offset)
         except json.JSONDecodeError as error:
-            return at, error.pos >= len(row)
+            return offset, error.pos >= len(row)
         except (ValueError, RecursionError):  # a number of too many digits
-            return at, False
-        yield start + at, value
-        at = _skipped(row, behind)
-    return at, False
+            return offset, False
+        yield start + offset, value
+        offset = _skipped(row, behind)
+    return offset, False
 
 
 def _elements(text: str, start: int) -> Generator[tuple[int, Any], None, int]:
     """Yield the elements of an array; return where it ends."""
-    at = start + 1
+    offset = start + 1
     while True:
-        at = _skipped(text, at)
+        offset = _skipped(text, offset)
         try:
-            value, behind = DECODER.raw_decode(text, at)
+            value, behind = DECODER.raw_decode(text, offset)
         except (ValueError, RecursionError):
-            raise _broken_array(text, start, at) from None
-        yield at, value
-        at = _skipped(text, behind)
-        if text.startswith("]", at):
-            return at + 1
-        if not text.startswith(",", at):
-            raise _broken_array(text, start, at)
-        at += 1
+            raise _broken_array(text, start, offset) from None
+        yield offset, value
+        offset = _skipped(text, behind)
+        if text.startswith("]", offset):
+            return offset + 1
+        if not text.startswith(",", offset):
+            raise _broken_array(text, start, offset)
+        offset += 1
 
 
-def _broken_array(text: str, start: int, at: int) -> FormError:
+def _broken_array(text: str, start: int, offset: int) -> FormError:
     return FormError(
         f"holds a JSON array, from line {_line(text, start)} on, that breaks off in line "
-        f"{_line(text, at)}: give all of it, or one answer a line"
+        f"{_line(text, offset)}: give all of it, or one answer a line"
     )
 
 
-def _skipped(text: str, at: int) -> int:
-    match = BLANK.match(text, at)
-    return match.end() if match else at
+def _skipped(text: str, offset: int) -> int:
+    match = BLANK.match(text, offset)
+    return match.end() if match else offset
 
 
-def _line(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1
+def _line(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
 
 
 def form_of(text: str) -> str:

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import counted, read_answers
+from pipeline.engines.answer_files import read_answers
 from pipeline.engines.engine_base import Engine, Part
+from pipeline.engines.printed_text import counted
 from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
 from pipeline.engines.step_checks import (
     CUT_STEPS,
@@ -32,7 +33,7 @@ from pipeline.engines.step_checks import (
 from pipeline.engines.steps import Step, StepList, Token, Top, logged_steps
 
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
-LEAST_ERROR = 1e-4  # nats
+MIN_ERROR = 1e-4  # nats
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
@@ -162,10 +163,10 @@ def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
     names: dict[str, str] = {}
     numbers = defaultdict[str, Iterator[int]](partial(count, 1))
     for name, prompt in prompts.items():
-        own = re.sub(r"#\d+$", "", name)
-        base = first.setdefault(prompt or name, own)
+        answer_name = re.sub(r"#\d+$", "", name)
+        base = first.setdefault(prompt or name, answer_name)
         names[name] = name
-        if base != own:
+        if base != answer_name:
             free = (f"{base}#{number}" for number in numbers[base])
             names[name] = next(one for one in free if one not in prompts)
     return names
@@ -180,7 +181,7 @@ def _decimals(value: float) -> int:
 def _errors(steps: Sequence[Step], one_pass: float) -> tuple[float, float]:
     """Return the rounding of one softmax, and how far values may be from another pass, nats."""
     printed = 0.5 * 10.0 ** -max(_decimals(value) for step in steps for _, value in step.top)
-    error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
+    error = max(MIN_ERROR, printed + max(TWO_PASSES, one_pass))
     return max(printed, FLOAT32, one_pass), error
 
 
@@ -205,7 +206,7 @@ def _trajectories(
     cut = list[int]()
     for name, all_steps in answers.items():
         begin = 0
-        for at, step in enumerate(all_steps):
+        for index, step in enumerate(all_steps):
             reason = WITHOUT
             try:
                 ranked = ranked_step(path, step, remedy) if step else None
@@ -223,7 +224,7 @@ def _trajectories(
                 if 1 < size < least and 1.0 - ranked.mass < FLOAT32:
                     cut.append(step.line)
             excluded[reason] += 1
-            begin = at + 1
+            begin = index + 1
     kept = sum(map(len, steps_of.values()))
     if problems and len(problems) > max(kept > 0, ODD_SHARE * (kept + len(problems))):
         raise problems[0]
@@ -245,14 +246,14 @@ def _numbered(
     texts: dict[tuple[bytes, int], int] = {}
 
     def number(token: Token) -> int:
-        given = token if isinstance(token, int) else texts.setdefault(token, len(texts))
-        if vocab_size is not None and given >= vocab_size:
+        token_id = token if isinstance(token, int) else texts.setdefault(token, len(texts))
+        if vocab_size is not None and token_id >= vocab_size:
             what = "token id" if isinstance(token, int) else "more tokens than"
             raise PipelineError(
-                f"{path} has {what} {given}, and distributions.log.vocab_size={vocab_size}: give "
-                "the size of the logged model's vocabulary"
+                f"{path} has {what} {token_id}, and distributions.log.vocab_size={vocab_size}: "
+                "give the size of the logged model's vocabulary"
             )
-        return given
+        return token_id
 
     def numbered(step: Step) -> Step:
         top: Top = [(number(token), value) for token, value in step.top]

@@ -22,9 +22,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answers import printable, read_bytes
-from pipeline.engines.counts import MOST_PLACES, Counts
+from pipeline.engines.counts import MAX_PLACES, Counts
 from pipeline.engines.engine_base import PageSums
+from pipeline.engines.packed_files import read_bytes
+from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import ENGINES, engine_named, engines_with_pages
 
 METRICS = {  # by name, without _total
@@ -40,8 +41,8 @@ COUNTED = (
     "engine_steps",
 )  # fmt: skip
 NEEDED = ("passes", "emitted", "seconds")
-MOST = 1e15  # of a counter; more is damage
-LONGEST = 10_000  # characters of a line; more are damage
+MAX_COUNTER = 1e15  # of a counter; more is damage
+MAX_LINE_LENGTH = 10_000  # characters of a line; more are damage
 SHOWN = 60  # characters of a line in an error
 Labels = frozenset[tuple[str, str]]
 Series = dict[tuple[str, Labels], float]  # by name, without _total, and labels
@@ -127,9 +128,9 @@ def _sums(path: Path | str, series: Series) -> Counts:
     read = {key: value for key, value in series.items() if key[0] in METRICS}
     engines = {METRICS[name][0] for name, _ in read}
     models = {printable(dict(labels).get("model_name", "")) for _, labels in read} - {""}
-    for what, found in (("metrics", {engine.name for engine in engines}), ("models", models)):
-        if len(found) > 1:
-            raise PipelineError(f"{path} holds {what} of {' and '.join(sorted(found))}: leave one")
+    for what, names in (("metrics", {engine.name for engine in engines}), ("models", models)):
+        if len(names) > 1:
+            raise PipelineError(f"{path} holds {what} of {' and '.join(sorted(names))}: leave one")
     sums: dict[str, float] = {}
     placed: dict[str, float] = {}
     for (name, labels), value in read.items():
@@ -157,11 +158,11 @@ def _replicas(series: Series) -> int:
 
 def _by_place(path: Path | str, placed: Mapping[str, float]) -> list[float]:
     """Return the counts by position, which must be 0, 1, ..."""
-    if len(placed) > MOST_PLACES or set(placed) != set(map(str, range(len(placed)))):
+    if len(placed) > MAX_PLACES or set(placed) != set(map(str, range(len(placed)))):
         positions = printable(", ".join(sorted(placed)))
         raise PipelineError(
             f"{path} has {len(placed)} positions of drafts, {positions:.{SHOWN}}: all from 0 on "
-            f"were expected, at most {MOST_PLACES}"
+            f"were expected, at most {MAX_PLACES}"
         )
     return [placed[str(position)] for position in range(len(placed))]
 
@@ -197,7 +198,7 @@ def _series(path: Path | str, text: str) -> Series:
             continue
         place = f"{path}, line {number}"
         try:
-            if len(line) > LONGEST:
+            if len(line) > MAX_LINE_LENGTH:
                 raise ValueError
             (family,) = text_string_to_metric_families(line)
             (sample,) = family.samples
@@ -211,10 +212,10 @@ def _series(path: Path | str, text: str) -> Series:
         key = (name, frozenset(sample.labels.items()))
         if key in series:
             raise PipelineError(f"{place}: {sample.name} occurs twice: give one page")
-        if not 0 <= sample.value <= MOST:
+        if not 0 <= sample.value <= MAX_COUNTER:
             raise PipelineError(
-                f"{place}: {sample.name} is {sample.value:g}: a number from 0 to {MOST:g} was "
-                "expected"
+                f"{place}: {sample.name} is {sample.value:g}: a number from 0 to {MAX_COUNTER:g} "
+                "was expected"
             )
         series[key] = float(sample.value)
     if not any(name in METRICS for name, _ in series):

@@ -43,9 +43,10 @@ def recommendation(base: Run, runs: Sequence[Run], speeds: Sequence[Speed]) -> l
     name = engine.length_key
     following = _following(known)
     if speed.times <= 1:
-        told = f"{speed.times:.2f} times" if speed.rough else str(speed)
+        speed_text = f"{speed.times:.2f} times" if speed.rough else str(speed)
         return [
-            f"no drafts: the best length measured, {name} = {length}, is {told} as fast{following}"
+            f"no drafts: the best length measured, {name} = {length}, is {speed_text} as fast"
+            f"{following}"
         ]
     doubt = doubt_of(speed)
     if doubt:
@@ -71,7 +72,7 @@ def doubt_of(speed: Speed) -> str:
 def known_rates(run: Run) -> list[float]:
     """Return the acceptance rates of a run by position, up to the first that was not tested."""
     rates = [min(rate, 1.0) for rate in run.acceptance[0]]
-    unknown = next((at for at, rate in enumerate(rates) if math.isnan(rate)), len(rates))
+    unknown = next((index for index, rate in enumerate(rates) if math.isnan(rate)), len(rates))
     return rates[:unknown]
 
 

@@ -63,11 +63,13 @@ def source_table(runs: Sequence[Run]) -> list[str]:
         answers = run.counts.answers
         sources = sorted({answer.source for answer in answers.values()} - {""})
         for source in sources if len(sources) > 1 else ():
-            own = {name: of for name, of in answers.items() if of.source == source}
-            counts = total_counts(run.engine, own)
+            of_source = {
+                name: answer for name, answer in answers.items() if answer.source == source
+            }
+            counts = total_counts(run.engine, of_source)
             if counts.drafting:
                 part = replace(run, counts=counts, page=None)
-                rows.append({"source": source, "answers": str(len(own)), **_counted(part)})
+                rows.append({"source": source, "answers": str(len(of_source)), **_counted(part)})
     return pd.DataFrame(rows).to_string(index=False).splitlines() if rows else []
 
 
@@ -86,13 +88,13 @@ def engine_figures(runs: Sequence[Run]) -> list[str]:
             BY_POSITION: [accepted / drafts for accepted in counts.by_place],
             RATE: [counts.accepted / (counts.drafted or math.nan)],
         }
-        told = []
+        texts = []
         for name, figure in engine_named(run.engine).figures.items():
             known = [_shown(".3f", value) for value in values[figure]]
             if known and "-" not in known:
-                told.append(f"{name} {' '.join(known)}")
-        if told:
-            figures = f"as {run.engine} prints it: {', '.join(told)}"
+                texts.append(f"{name} {' '.join(known)}")
+        if texts:
+            figures = f"as {run.engine} prints it: {', '.join(texts)}"
             names.setdefault(figures, []).append(run.path.name)
     return [f"{', '.join(shared)} {figures}" for figures, shared in names.items()]
 

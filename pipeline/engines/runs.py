@@ -17,12 +17,13 @@ import numpy as np
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.answers import MOST_LOAD, read_bytes
+from pipeline.engines.answer_layouts import MAX_LOAD
 from pipeline.engines.counts import Counts
 from pipeline.engines.metrics_pages import is_page, page_difference, page_of
+from pipeline.engines.packed_files import read_bytes
 from pipeline.engines.registry import engine_named
 
-LEAST_DRAFTING = 0.02  # of the passes; with fewer drafts a run tells nothing of drafting
+MIN_DRAFTING = 0.02  # of the passes; with fewer drafts a run tells nothing of drafting
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,15 @@ class Run:
     @property
     def hardly_drafts(self) -> bool:
         """Whether so few passes have a draft that the run tells nothing of drafting."""
-        return self.draft_share < LEAST_DRAFTING  # NaN compares as false
+        return self.draft_share < MIN_DRAFTING  # NaN compares as false
 
     @property
     def asked(self) -> int | None:
         """How many requests were asked for at once; None where record and answers don't tell."""
-        told = {answer.load for answer in self.counts.answers.values()}
-        of_answers = told.pop() if len(told) == 1 else math.nan
+        loads = {answer.load for answer in self.counts.answers.values()}
+        of_answers = loads.pop() if len(loads) == 1 else math.nan
         number = self.record.get("concurrent", of_answers)
-        if isinstance(number, int | float) and 1 <= number <= MOST_LOAD:  # NaN compares as false
+        if isinstance(number, int | float) and 1 <= number <= MAX_LOAD:  # NaN compares as false
             return int(number)
         return None
 
@@ -76,10 +77,10 @@ class Run:
         if isinstance(measured, int | float):
             return float(measured)
         seconds = self.record.get("seconds")
-        took = [answer.seconds for answer in self.counts.answers.values()]
-        covered = len(took) == self.record.get("answers_of_pages")
-        if took and covered and isinstance(seconds, int | float) and seconds > 0:
-            return sum(took) / seconds
+        answer_seconds = [answer.seconds for answer in self.counts.answers.values()]
+        covered = len(answer_seconds) == self.record.get("answers_of_pages")
+        if answer_seconds and covered and isinstance(seconds, int | float) and seconds > 0:
+            return sum(answer_seconds) / seconds
         return math.nan if self.page is None else self.page.load * self.page.replicas
 
     @property
@@ -92,8 +93,8 @@ class Run:
         """The load: the requests asked for at once, else those in a step; None if it is unknown."""
         if self.asked is not None or self.page is None:
             return self.asked
-        told = 0 < self.page.load <= MOST_LOAD  # NaN compares as false
-        return max(1, round(self.page.load)) if told else None
+        is_known = 0 < self.page.load <= MAX_LOAD  # NaN compares as false
+        return max(1, round(self.page.load)) if is_known else None
 
     @property
     def tokens(self) -> float:

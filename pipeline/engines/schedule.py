@@ -15,14 +15,9 @@ from pipeline.engines.comparison import Speed
 from pipeline.engines.recommendation import SURE, doubt_of
 from pipeline.engines.registry import engine_named
 from pipeline.engines.runs import Run
-from pipeline.engines.speed_by_load import (
-    Load,
-    costs_at,
-    load_rows,
-    load_table,
-    predicted_rows,
-    rates_and_draft_share,
-)
+from pipeline.engines.runs_by_load import Load, rates_and_draft_share
+from pipeline.engines.speed_by_load import load_rows, load_table, predicted_rows
+from pipeline.engines.step_costs import costs_at
 
 Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft length
 
@@ -89,8 +84,8 @@ def _ranges(loads: Sequence[Load], chosen: dict[int, int]) -> Ranges:
     measured = sorted(chosen)
     lengths = dict.fromkeys(range(1, measured[0]), chosen[measured[0]]) | chosen
     for below, above in pairwise(measured):
-        for at in range(below + 1, above):
-            lengths[at] = _predicted(loads, at, {chosen[below], chosen[above]})
+        for requests in range(below + 1, above):
+            lengths[requests] = _predicted(loads, requests, {chosen[below], chosen[above]})
     ranges = []
     for length, group in groupby(sorted(lengths), key=lengths.__getitem__):
         numbers = list(group)
@@ -189,28 +184,30 @@ def what_if(loads: Sequence[Load], supposed: WhatIf) -> list[str]:
 
     At a measured load and the acceptance that was measured it is no prediction.
     """
-    at = supposed.concurrent
+    requests = supposed.concurrent
     known = {load.requests: load for load in _known(loads)}
     heading = f"what if {_supposed(supposed)}:"
-    if at in known and supposed.acceptance is None:
-        rows = [row for row in load_rows(loads) if row.load == at]
-        measured = f"{_at_once(at)}, measured: {_reason(known[at])}"
+    if requests in known and supposed.acceptance is None:
+        rows = [row for row in load_rows(loads) if row.load == requests]
+        measured = f"{_at_once(requests)}, measured: {_reason(known[requests])}"
         return ["", heading, *load_table(rows), measured]
-    asked = [load.requests for load in loads] if at is None else [at]
+    asked = [load.requests for load in loads] if requests is None else [requests]
     rows = predicted_rows(loads, asked, supposed.acceptance)
-    ends = [requests for requests in known if requests]
+    ends = [load for load in known if load]
     doubt = ""
-    if at is not None and not (ends and min(ends) <= at <= max(ends)):
-        doubt = f"; not sure: costs change with the load, and {at} is outside the measured loads"
+    if requests is not None and not (ends and min(ends) <= requests <= max(ends)):
+        doubt = (
+            f"; not sure: costs change with the load, and {requests} is outside the measured loads"
+        )
     lines = ["", heading, *load_table(rows)]
     for load in dict.fromkeys(row.load for row in rows):
         best = max((row for row in rows if row.load == load), key=lambda row: row.speed.times)
-        place = "" if load is None else f"{_at_once(load)}: "
-        told = f"{best.cells()['speed']} (the cost of its step: {best.source})"
+        at_load = "" if load is None else f"{_at_once(load)}: "
+        prediction = f"{best.cells()['speed']} (the cost of its step: {best.source})"
         words = f"drafts of {best.length}"
         if best.speed.times <= 1:
             words = f"no drafts: the fastest, of {best.length}"
         elif best.speed.times < SURE:
             words = f"not sure, a predicted gain below {SURE:g}: drafts of {best.length}"
-        lines.append(f"{place}{words}: {told}{doubt}")
+        lines.append(f"{at_load}{words}: {prediction}{doubt}")
     return lines

@@ -17,12 +17,13 @@ import httpx2
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.secrets import without_secrets
 from pipeline.engines.answer_counts import read_answer
-from pipeline.engines.answers import answer_parts, printable
+from pipeline.engines.answer_layouts import answer_parts
 from pipeline.engines.engine_base import FormatError
 from pipeline.engines.metrics_pages import read_page
+from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import ENGINES, engine_named, served_engines
 
-MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
+MAX_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
 PATIENCE = 30.0  # seconds for a connection, and for all but answers
 
 
@@ -73,7 +74,7 @@ async def fetch(
     """Return the status and the body that an address sends; a `request` is posted as JSON.
 
     Raises:
-        httpx2.HTTPError: no connection, an address that can't be, or more than `MOST_BYTES`.
+        httpx2.HTTPError: no connection, an address that can't be, or more than `MAX_BYTES`.
         TimeoutError: the whole took longer than `seconds`.
     """
     method = "GET" if request is None else "POST"
@@ -81,8 +82,8 @@ async def fetch(
         body = bytearray()
         async for part in response.aiter_bytes():
             body += part
-            if len(body) > MOST_BYTES:
-                raise httpx2.DecodingError(f"the body has more than {MOST_BYTES} bytes")
+            if len(body) > MAX_BYTES:
+                raise httpx2.DecodingError(f"the body has more than {MAX_BYTES} bytes")
         return response.status_code, bytes(body)
 
 
@@ -106,8 +107,8 @@ def _weights(card: Mapping[str, Any]) -> str:
     """Return what identifies the weights: vLLM's path of the model, or llama.cpp's sizes."""
     meta = card.get("meta")
     sizes = meta if isinstance(meta, Mapping) else {}
-    told = [card.get("root"), *(sizes.get(name) for name in ("n_params", "size"))]
-    return ", ".join(str(value) for value in told if value is not None)
+    values = [card.get("root"), *(sizes.get(name) for name in ("n_params", "size"))]
+    return ", ".join(str(value) for value in values if value is not None)
 
 
 async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -> Server:
@@ -166,11 +167,11 @@ def checked_answer(request: Any, body: Any) -> dict[str, Any]:
     if isinstance(parts, str) or not isinstance(body, dict):
         raise PipelineError(f"the server sent no answer: {json.dumps(body):.200}")
     try:
-        found = read_answer(parts[0])
+        answer = read_answer(parts[0])
     except FormatError as error:
         raise PipelineError(f"the server's answer {first_line(error)}") from error
     wanted = request["n_predict"] if "n_predict" in request else request["max_tokens"]
-    size = len(found.tokens or ()) if found else 0
+    size = len(answer.tokens or ()) if answer else 0
     if not 1 <= size <= wanted:
         raise PipelineError(
             f"the server's answer has {size} token ids: 1 to {wanted} were asked for"

@@ -110,8 +110,10 @@ class SGLang(Engine):
         """Return an answer with its counts, wherever they stand."""
         details = mapping(part.body.get("sglext")).get("spec_tokens_details")
         places = part.body.get("meta_info"), part.content.get("meta_info"), details
-        found = [place for place in places if isinstance(place, Mapping)]
-        counts = next((place for place in found if CALLS in place), found[0] if found else None)
+        objects = [place for place in places if isinstance(place, Mapping)]
+        counts = next(
+            (place for place in objects if CALLS in place), objects[0] if objects else None
+        )
         return {**super().field_places(part), COUNTS: counts}
 
     def logged_entries(self, part: Part) -> Sequence[Any]:  # noqa: ARG002

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pipeline.engines.counts import MOST_PLACES, EngineAnswer
+from pipeline.engines.counts import MAX_PLACES, EngineAnswer
 from pipeline.engines.engine_base import AnswerFields, Engine, Part
 
 
 class SpecBenchFields(AnswerFields):
     """Counts of the turns of one question."""
 
-    accept_lengths: list[Annotated[int, Field(ge=1, le=MOST_PLACES + 1)]]
+    accept_lengths: list[Annotated[int, Field(ge=1, le=MAX_PLACES + 1)]]
 
     def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with these counts."""

@@ -77,24 +77,24 @@ def _check_emitted(place: str, step: Step) -> None:
         raise OddStepError(
             f"{place}: the list of a step has token {twice} twice: give the engine's own answers"
         )
-    own = step.own
-    if own is None or own <= MASKED:
+    emitted_log_prob = step.log_prob
+    if emitted_log_prob is None or emitted_log_prob <= MASKED:
         return
     emitted = step.emitted
     if isinstance(emitted, tuple) and (emitted[0], 1) in listed:
         return  # two tokens have its text, and nothing tells which was emitted
     if emitted in listed:
         value = listed[emitted]
-        agrees = abs(own - value) <= OWN
+        agrees = abs(emitted_log_prob - value) <= OWN
         expected = f"{value:.7g}"
     else:
         value = min(listed.values())
-        agrees = own <= value + OWN
+        agrees = emitted_log_prob <= value + OWN
         expected = f"at most {value:.7g}"
     if not agrees:
         raise OddStepError(
-            f"{place}: the emitted token has a log-probability of {own:.7g}, but in the list of "
-            f"its step {expected}: log raw values of one distribution"
+            f"{place}: the emitted token has a log-probability of {emitted_log_prob:.7g}, but in "
+            f"the list of its step {expected}: log raw values of one distribution"
         )
 
 

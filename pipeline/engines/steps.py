@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
     line: int  # where it stands
     emitted: Token
-    own: float | None  # the log-probability given with it, None where there is none
+    log_prob: float | None  # of the emitted token, as given beside the list; None if it is not
     top: Top  # the most probable tokens and their log-probabilities, in the engine's order
     mass: float = 1.0  # of the whole list, once it is ranked
     wrong: str = ""  # why it can't be read; behind its file and line
@@ -134,22 +134,24 @@ def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
     if not isinstance(tops, list) or len(tops) != len(tokens):
         size = len(tops) if isinstance(tops, list) else "no"
         raise FormatError(f"has {len(tokens)} tokens and {size} top_logprobs: ask for logprobs=N")
-    owns = logprobs.get("token_logprobs") or [None] * len(tokens)
+    log_probs = logprobs.get("token_logprobs") or [None] * len(tokens)
     steps = StepList()
-    for token, own, top in zip(tokens, owns, tops, strict=True):
+    for token, log_prob, top in zip(tokens, log_probs, tops, strict=True):
         try:
             listed = [(_text(name), value) for name, value in (top or {}).items()]
-            steps.append(_step(line, _text(token), own, listed))
+            steps.append(_step(line, _text(token), log_prob, listed))
         except UNREADABLE as error:
             steps.append(_unreadable(line, error))
     return steps
 
 
-def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step | None:
+def _step(
+    line: int, emitted: Token, log_prob: Any, top: Iterable[tuple[Token, Any]]
+) -> Step | None:
     listed = [(token, _number(value)) for token, value in top]
     if not listed:
         return None
-    return Step(line, emitted, None if own is None else _number(own), listed)
+    return Step(line, emitted, None if log_prob is None else _number(log_prob), listed)
 
 
 def _unreadable(line: int, error: Exception) -> Step:

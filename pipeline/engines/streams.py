@@ -187,6 +187,6 @@ def _joined(old: Any, new: Any) -> Any:
         old.extend(new)
         return old
     if isinstance(old, dict) and isinstance(new, dict):
-        told = _without_none(new)
-        return old | {key: _joined(old.get(key), value) for key, value in told.items()}
+        known = _without_none(new)
+        return old | {key: _joined(old.get(key), value) for key, value in known.items()}
     return new

@@ -31,7 +31,7 @@ from pipeline.study import Study
 
 ROWS = 64  # of logits that are ranked at once, in float64
 TIE = 0.25  # logits: two steps of bfloat16 between 16 and 32
-LEAST_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few
+MIN_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few
 ODD_TOKENS = 0.05  # of tokens per pass, predicted and counted
 Call = tuple[int, int]  # drafted, accepted
 
@@ -165,11 +165,11 @@ class StudyChecker:
         alone = self._asked(base)
         drafted = self._asked(run)
         replayed = self._replay(run, drafted)
-        found = [self._texts(alone, drafted), _calls(replayed, run.counts.engine)]
+        checks = [self._texts(alone, drafted), _calls(replayed, run.counts.engine)]
         if replayed.tested:
             text = f"{replayed.rejected} of {replayed.tested} certified tokens were rejected"
-            found.append(Check(not replayed.rejected, "certified", text))
-        return [*found, self._tokens(base, run, alone)]
+            checks.append(Check(not replayed.rejected, "certified", text))
+        return [*checks, self._tokens(base, run, alone)]
 
     def _asked(self, run: Run) -> dict[str, PromptAnswer]:
         """Return the answers of a run, of at most `distributions.steps` tokens."""
@@ -203,23 +203,23 @@ class StudyChecker:
         self._target.check_tokens(tokens, "an answer of the engine")
         self._target.check_context(len(tokens), "distributions.steps")
         ids = torch.tensor([tokens[:-1]], device=self._target.device)
-        said = torch.tensor(answer, device=ids.device)
+        answer_ids = torch.tensor(answer, device=ids.device)
         right = certified = np.zeros((0, n), dtype=bool)
         if self._drafter is None:
             logits = KVSession(self._target, len(tokens)).prefill(ids, n)[0]
         else:
             logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
-            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
+            right = torch.stack([draft.argmax(1) == answer_ids for draft in drafts]).cpu().numpy()
             size = min(logits.shape[1], drafts[0].shape[1])
             whole = None if completed is None else completed[:, :size]
             qs = [draft[:, :size] for draft in drafts]
-            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
-            kl = found["depth_kl"].cpu().numpy().T.copy()
+            columns = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
+            kl = columns["depth_kl"].cpu().numpy().T.copy()
             if whole is not None:  # what certifies the completed q certifies the head
-                kl[0] = found["full_kl"].cpu().numpy()
+                kl[0] = columns["full_kl"].cpu().numpy()
             certified = kl < _certificates(logits[:, :size], self._temperature)
-        below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
-        gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
+        below = logits.amax(1) - logits.gather(1, answer_ids[:, None])[:, 0]
+        gap = torch.where(logits.argmax(1) == answer_ids, -1.0, below.float())
         self._known[key] = AnswerScores(gap.cpu().numpy(), right, certified)
         return self._known[key]
 
@@ -263,7 +263,7 @@ class StudyChecker:
                 continue
             prompts += 1
             both = zip(one.tokens, two.tokens, strict=False)
-            step = next((at for at, (a, b) in enumerate(both) if a != b), None)
+            step = next((index for index, (a, b) in enumerate(both) if a != b), None)
             if step is not None:  # both tokens follow the same text
                 gaps.append(max(0.0, *(float(self._along(of).gap[step]) for of in (one, two))))
             elif len(one.tokens) != len(two.tokens):
@@ -306,7 +306,7 @@ def _calls(replayed: CallComparison, engine: str) -> Check:
     text += f"; {replayed.predicted} tokens accepted, {engine} counts {replayed.counted}"
     if replayed.different:
         text += f"; the first other answer is {replayed.different}"
-    return Check(share >= LEAST_EQUAL, "calls", text)
+    return Check(share >= MIN_EQUAL, "calls", text)
 
 
 def _certificates(logits: torch.Tensor, temperature: float) -> NDArray[np.float64]:

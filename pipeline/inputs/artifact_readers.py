@@ -1,7 +1,7 @@
-"""Read the stored distributions of an artifact as `analysis.topk.TopK`.
+"""Reads the distributions, steps and calls that artifacts hold, as `analysis` takes them.
 
-Those of stages distributions and drafts are at the temperature of the certificates. One that was
-read from an engine's log has log-probabilities in the place of raw logits, and their error.
+Distributions of stages distributions and drafts are at the temperature of the certificates. Those
+from an engine's log have log-probabilities instead of raw logits, and their largest error.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from analysis.decoding.call_costs import CallsByLength
     from analysis.topk import Flags, Floats, Indices
 
-HELD = 2**25  # tokens of steps that are held, 0.3 GB
-FLOAT32 = 2.0**-24  # its rounding, relative
+MAX_HELD = 2**25  # stored tokens of the steps that are kept in memory, 0.3 GB
+FLOAT32_ROUNDING = 2.0**-24  # relative
 TOKENS = ("top_ids", "top_logits")  # raw
-DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order of Steps
-MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
+DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order of `Steps`
+MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as `TopK` takes them, after TOKENS
 
 
 def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
-    """Return the tokens of every prompt of an artifact of stage prompts."""
+    """Return the tokens of every prompt, by its id, from an artifact of stage prompts."""
     table = prompts.read(columns=["prompt_id", "token_ids"]).to_pydict()
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
 
 
 def read_calls_by_length(acceptance: Artifact) -> dict[str, CallsByLength]:
-    """Read how many calls the answers take by draft length, by the label of the rule."""
+    """Return the calls of the answers at each draft length, by the label of the rule."""
     from analysis.decoding.call_costs import CallsByLength
 
     table = acceptance.read("lengths").to_pandas()
@@ -50,13 +50,13 @@ def read_calls_by_length(acceptance: Artifact) -> dict[str, CallsByLength]:
 
 
 def chunks(artifact: Artifact, rows: int = PART) -> Iterator[tuple[pa.RecordBatch, TopK]]:
-    """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
+    """Yield prompt_id and position, and the distributions, of at most `rows` steps at a time."""
     for batch in artifact.batches(["prompt_id", "position", *TOKENS, *MOMENTS], rows):
         yield batch.select(["prompt_id", "position"]), as_top_k(batch, artifact.metadata)
 
 
 def read_distributions(artifact: Artifact) -> TopK:
-    """Read all steps of an artifact at once, a column after the other to save memory."""
+    """Read the distributions of all steps, one column after the other to save memory."""
     import pyarrow as pa
 
     names = [*TOKENS, *MOMENTS]
@@ -67,18 +67,20 @@ def read_distributions(artifact: Artifact) -> TopK:
 class StoredDistributions:
     """The distributions of an artifact, read from its file part by part.
 
-    Few of them, asked for again, are held: searches come back to fewer and fewer steps.
+    If few steps are asked for, they are kept in memory: a search asks for fewer and fewer of them.
 
     Attributes:
-        k: the number of stored tokens of a step.
+        k: K, the number of stored tokens of a step.
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        """Read nothing yet."""
+        """Open an artifact; its distributions are read later."""
         self.k = int(artifact.metadata["k"])
         self._artifact = artifact
         with artifact.open("data") as file:
-            groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+            groups = [
+                file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)
+            ]
         self._ends = np.cumsum(groups, dtype=np.intp)
         self._is_held: Flags = np.zeros(len(self), dtype=bool)
         self._held: TopK | None = None
@@ -88,12 +90,12 @@ class StoredDistributions:
 
     @cached_property
     def top_probability(self) -> Floats:
-        """(N,) the probability of the argmax; a rounded log-probability above 0 counts as 0."""
+        """(N,) p0, the probability of the argmax; a rounded log-probability above 0 counts as 0."""
         surprisal = numbers(self._artifact.read(columns=["top_surprisal"])["top_surprisal"])
         return np.exp(-np.maximum(surprisal, 0.0))
 
     def parts(self, wanted: Flags | None = None) -> Iterator[tuple[Indices, TopK]]:
-        """Yield the steps in order, of (N,) the wanted ones or all: indices and distributions."""
+        """Yield indices and distributions of the `wanted` (N,) steps, or of all, in order."""
         if wanted is None:
             wanted = np.ones(len(self), dtype=bool)
         self._hold(wanted)
@@ -107,17 +109,17 @@ class StoredDistributions:
             yield steps[part], self._held[places[part]]
 
     def _hold(self, wanted: Flags) -> None:
-        """Hold these steps, unless they are held or many; all of them where they are few."""
-        most = HELD // self.k
+        """Keep the wanted steps in memory unless they are too many; all steps if these are few."""
+        most = MAX_HELD // self.k
         is_new = (wanted & ~self._is_held).any()
         if not is_new or np.count_nonzero(wanted) > most:
             return
-        self._held = None  # before the others are read
+        self._held = None  # frees its memory before the others are read
         self._is_held = np.ones_like(wanted) if len(self) <= most else wanted.copy()
         self._held = _joined([part for _, part in self._read(self._is_held)])
 
     def _read(self, wanted: Flags) -> Iterator[tuple[Indices, TopK]]:
-        """Yield the wanted steps, from the row groups that have any."""
+        """Yield the wanted steps; row groups without any are not read."""
         begins = np.append(0, self._ends[:-1])
         for group, (begin, end) in enumerate(
             zip(begins.tolist(), self._ends.tolist(), strict=True)
@@ -125,10 +127,10 @@ class StoredDistributions:
             if not wanted[begin:end].any():
                 continue
             for batch in self._artifact.batches([*TOKENS, *MOMENTS], PART, [group]):
-                own = np.flatnonzero(wanted[begin : begin + len(batch)])
+                rows = np.flatnonzero(wanted[begin : begin + len(batch)])
                 part = as_top_k(batch, self._artifact.metadata)
-                if len(own):
-                    yield begin + own, part if len(own) == len(part) else part[own]
+                if len(rows):
+                    yield begin + rows, part if len(rows) == len(part) else part[rows]
                 begin += len(batch)
 
 
@@ -145,22 +147,22 @@ def _joined(parts: Sequence[TopK]) -> TopK:
 def resampled(
     steps: pa.Table, distributions: Task, statistics: Resampling
 ) -> tuple[Trajectories, PromptBootstrap]:
-    """Return the trajectories of steps (prompt_id, position), and resamples of their prompts.
+    """Return the trajectories of steps (prompt_id, position), and a bootstrap over their prompts.
 
-    Of an engine's log the pieces of an answer, and the choices of a prompt, stay together.
+    In an engine's log, the pieces of an answer and the choices of a prompt are of one prompt.
     """
     trajectories = Trajectories.from_positions(numbers(steps["position"]))
     prompt_of_answer = None
     if "log" in distributions.settings:
         prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
-        number = {prompt: at for at, prompt in enumerate(dict.fromkeys(prompts))}
+        number = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
         prompt_of_answer = np.array([number[prompt] for prompt in prompts])
     bootstrap = PromptBootstrap(trajectories.answer_index, *statistics, prompt_of_answer)
     return trajectories, bootstrap
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, at every depth, of an artifact of stage drafts.
+    """Read the steps of a drafter at every depth, from an artifact of stage drafts.
 
     The target's distributions stay in the file, and are read part by part.
     """
@@ -172,7 +174,7 @@ def read_steps(artifact: Artifact) -> Steps:
     values = [np.ascontiguousarray(numbers(column).T) for column in table.columns[1:]]
 
     def steps(depth: int, kl: Floats, deeper: Sequence[Steps] = ()) -> Steps:
-        rank, log_prob, argmax_rank = (of[depth] for of in values[1:])
+        rank, log_prob, argmax_rank = (by_depth[depth] for by_depth in values[1:])
         return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
 
     kl = values[0]  # (depths, N)
@@ -181,12 +183,12 @@ def read_steps(artifact: Artifact) -> Steps:
 
 
 def drafted_kl(artifact: Artifact) -> Floats:
-    """Return KL(p||q) at the first depth of every step of stage drafts; that of a completed q'."""
+    """Return (N,) KL(p||q) at depth 1, nats; for a head with a reduced vocabulary that of q'."""
     if not artifact.metadata.get("completed"):
         return numbers(artifact.read(columns=["kl"])["kl"])
     table = artifact.read(columns=["full_kl", "argmax_rank"])
     full_kl, argmax_rank = map(numbers, table.columns)
-    # a tree can accept no argmax that the head lacks, which ranks behind all tokens
+    # an argmax that the head lacks ranks after all tokens, and no tree accepts it
     return np.where(argmax_rank == artifact.metadata["vocab_size"], np.inf, full_kl)
 
 
@@ -202,11 +204,11 @@ def as_top_k(batch: pa.RecordBatch, metadata: Json) -> TopK:
 
 
 def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
-    """Return an engine's logged steps; behind the first token values were rounded to float32."""
+    """Return the steps of an engine's log; all values but the first are stored as float32."""
     values = numbers(batch.column("top_logits")).astype(np.float64)
     values[:, 0] = -numbers(batch.column("top_surprisal"))
     finite = np.where(np.isfinite(values), values, 0.0)
-    off = error + FLOAT32 * np.abs(finite)
+    off = error + FLOAT32_ROUNDING * np.abs(finite)
     off[:, 0] = error
     values = np.minimum(values, values[:, :1])
     return TopK.from_log_probs(numbers(batch.column("top_ids")), values, off, vocab_size)

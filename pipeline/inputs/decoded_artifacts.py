@@ -1,4 +1,4 @@
-"""Reads decoded answers, and the right ones among them, from artifacts."""
+"""Reads decoded answers, and which of them are right, from artifacts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from analysis.rules import Mars
 from pipeline.core.stage import Artifact
 from pipeline.settings.methods import SPECULATIVE, Method, read_method
 
-RUN = (  # fields of a method
+RUN = (  # attributes of a method that become columns
     *("drafter", "draft_length", "sampling", "rule", "temperature"),
     *("lossless", "tree", "scheme"),
 )
 
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
-    """Read the decoded answers of a target with a drafter, both given by their printed names."""
+    """Read the decoded answers of a target with a drafter; both are printed names."""
     metadata = artifact.metadata
     methods = [read_method(run) for run in metadata["runs"]]
     rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
@@ -54,7 +54,7 @@ def _runs(methods: Sequence[Method], *names: str) -> pd.DataFrame:
 
 
 def thetas(decoded: Decoded) -> list[float]:
-    """Return MARS's threshold of every run that drafts with the model, NaN of any other."""
+    """Return MARS's theta of every run with the configured drafter; NaN for other runs."""
     rules = map(decoded.rules.get, decoded.runs["rule"])
     return [
         rule.theta if isinstance(rule, Mars) and drafter == CONFIGURED else math.nan
@@ -63,7 +63,7 @@ def thetas(decoded: Decoded) -> list[float]:
 
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
-    """Read the answers of a target, given by its printed name."""
+    """Read a target's answers to tasks, from an artifact of stage accuracy; `target` is printed."""
     metadata = artifact.metadata
     methods = [read_method(run) for run in metadata["runs"]]
     more: dict[str, Any] = {

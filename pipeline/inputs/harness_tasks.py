@@ -1,6 +1,6 @@
-"""Tasks of lm-evaluation-harness as questions: it loads items, writes prompts and scores answers.
+"""Tasks of lm-evaluation-harness, which loads items, writes prompts and scores answers.
 
-The harness is an optional package and slow to import: only `questions` imports it.
+The harness is an optional package and slow to import, so functions import it when they need it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ INSTALL = 'pip install -e ".[harness]"'
 
 @dataclass(frozen=True)
 class Question:
-    """An item of a task as the models read it."""
+    """An item of a task, as the models read it."""
 
     task: str
     item_id: str  # unique within the task
     token_ids: list[int]  # of the prompt
     max_tokens: int  # of an answer
     until: list[str]  # texts that end an answer
-    harness: tuple[Any, Any]  # the task and the request that the harness made of the item
+    harness: tuple[Any, Any]  # the harness's task, and its request for the item
 
     @property
     def key(self) -> str:
-        """The name of the question, unique among all tasks; its sampling noise depends on it."""
+        """The question's name, unique among all tasks; its sampling noise depends on it."""
         return f"{self.task}/{self.item_id}"
 
     @property
     def row(self) -> dict[str, str]:
-        """The columns that name it."""
+        """The question's task and item, by column."""
         return {"task": self.task, "item_id": self.item_id}
 
     def right(self, answer: str) -> bool:
-        """Whether the task's first metric is 1, of what its first filter takes from an answer."""
+        """Whether the task's first metric of an answer, after its first filter, is 1."""
         task, request = self.harness
         request = replace(request, resps=[answer], filtered_resps={})
         first = task._filters[0]
@@ -60,7 +60,7 @@ class Question:
 
 
 def task_file(name: str) -> Path | None:
-    """Return the YAML file of a task; None for one that the harness knows by name."""
+    """Return the YAML file of a task; None for a name of the harness's."""
     for path in (FOLDER / f"{name}.yaml", Path(name)):
         if path.suffix == ".yaml" and path.is_file():
             return path
@@ -70,7 +70,7 @@ def task_file(name: str) -> Path | None:
 
 
 def task_entries(name: str) -> dict[str, str]:
-    """Return a task's name and version; of a file the digest of all files that decide it."""
+    """Return a task's name and content: the harness's version, or a digest of the task's files."""
     file = task_file(name)
     if file is None:
         content = f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}"
@@ -92,7 +92,7 @@ def _all_tasks() -> Any:
 
 
 def check_tasks(names: Sequence[str]) -> None:
-    """Refuse a name that is no task's, before anything is loaded."""
+    """Raise a PipelineError for a name that is no task's, before anything is loaded."""
     for name in names:
         if task_file(name) is None and name not in _all_tasks().task_index:
             ours = ", ".join(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
@@ -103,7 +103,7 @@ def check_tasks(names: Sequence[str]) -> None:
 
 
 def questions(names: Sequence[str], settings: Json, tokenizer: Any) -> list[Question]:
-    """Return the questions of harness tasks, one of each in turn; `settings` of stage accuracy."""
+    """Return the questions of tasks, one of each in turn; `settings` are of stage accuracy."""
     tasks: dict[str, Any] = {}
     for name, task in _load(names):
         reason = "two tasks have this name" if name in tasks else _refused(task)

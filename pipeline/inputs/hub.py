@@ -1,6 +1,6 @@
-"""Files of the hub: fetched where the cache lacks them.
+"""Files of the hub, fetched if the cache lacks them.
 
-A cached file is compared with the hash that is its blob's name before it is used; a damaged one is
+Before a cached file is used, it is compared with the hash in its blob's name; a damaged one is
 fetched again.
 """
 
@@ -22,17 +22,24 @@ from pipeline.inputs.local_files import PICKLED, local_path, matching
 
 
 def model_folder(path: str, commit: str | None, patterns: Sequence[str], key: str) -> Path:
-    """Return the directory of a model: a local one, or a snapshot; errors as of `hub_files`."""
+    """Return a model's directory, local or a snapshot of the hub; arguments as of `hub_files`."""
     return local_path(path, key) or hub_files(path, commit, patterns, key)
 
 
 def hub_files(
     name: str, revision: str | None, patterns: Sequence[str], key: str, kind: str = "model"
 ) -> Path:
-    """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
+    """Return the local snapshot of a repository of the hub, with the files that match `patterns`.
 
-    In patterns * crosses folders. `revision` is a branch, tag or commit, None is main; `key` is the
-    configuration's, for errors; `kind` is model or dataset.
+    Args:
+        name: of the repository, owner/name.
+        revision: a branch, tag or commit; None: main.
+        patterns: of paths in the repository; * crosses folders.
+        key: the configuration key, for errors.
+        kind: model or dataset.
+
+    Raises:
+        PipelineError: the hub does not answer, or has no such repository or files.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -45,18 +52,18 @@ def hub_files(
         snapshot_download, name, repo_type=kind, revision=commit, etag_timeout=hub_commits.TIMEOUT
     )
     broken: list[str] = []
-    with suppress(LocalEntryNotFoundError):  # of the files of the repository, some are missing
+    with suppress(LocalEntryNotFoundError):  # files of the repository are missing
         folder = Path(snapshot(allow_patterns=patterns, local_files_only=True))
         broken = damaged_blobs(folder, patterns)
         if not broken and matching(folder, needed):
             return folder
-    newest_commit(name, commit, kind, key)  # first: where there is no hub, a download waits long
+    newest_commit(name, commit, kind, key)  # without a hub it fails sooner than a download
     with asking(name, key):
         if broken:
             print(f"{key}={name}: {broken[0]} is damaged, fetching again", file=sys.stderr)
             snapshot(allow_patterns=[glob.escape(file) for file in broken], force_download=True)
         folder = Path(snapshot(allow_patterns=patterns))
-        if folder.is_dir():  # raises where a file was served as one of another commit
+        if folder.is_dir():  # raises if the hub has served a file of another commit
             snapshot(allow_patterns=patterns, local_files_only=True)
         if broken := damaged_blobs(folder, patterns):
             raise OSError(f"{broken[0]} was damaged on its way")

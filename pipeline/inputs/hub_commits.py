@@ -1,6 +1,6 @@
-"""The commits of the hub's repositories: as the cache notes them, else as the hub says.
+"""The commits of the hub's repositories, from the cache of the hub's client or from the hub.
 
-What the cache of the hub's client knows is used without a question to the hub.
+If the cache has a commit, the hub is not asked.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import write_whole
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-TIMEOUT = 8.0  # an answer of the hub is waited for
+TIMEOUT = 8.0  # seconds until the hub has to answer
 TRIES = 2  # how often it is asked
-LONGEST_WAIT = 300  # s that a busy hub may ask for before the next try
+MAX_WAIT = 300  # seconds that a busy hub may ask for before the next try
 
 
 def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
-    """Return the commit of a revision: the cache's, else the hub's; as `newest_commit`."""
+    """Return the commit of a revision, from the cache or the hub; arguments as of `hub_files`."""
     commit = cached_commit(name, revision, kind)
     if commit is None:
         commit = newest_commit(name, revision, kind, key)
@@ -31,11 +31,11 @@ def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
 
 
 def cached_commit(name: str, revision: str | None, kind: str) -> str | None:
-    """Return the commit of a revision that the cache knows; None where it knows none."""
+    """Return the commit of a revision from the cache; None if it has none."""
     known = revision or ""
     if not COMMIT.fullmatch(known):
-        place = _reference(name, revision, kind)
-        known = place.read_text(errors="replace").strip() if place.is_file() else ""
+        reference = _reference(name, revision, kind)
+        known = reference.read_text(errors="replace").strip() if reference.is_file() else ""
     return known if COMMIT.fullmatch(known) else None
 
 
@@ -51,16 +51,16 @@ def newest_commit(name: str, revision: str | None, kind: str, key: str) -> str:
 
 
 def keep_commit(name: str, revision: str | None, kind: str, commit: str) -> None:
-    """Note the commit of a revision where the hub's client does: later runs need no hub for it."""
+    """Write the commit of a revision to the client's cache, so that later runs need no hub."""
     if not COMMIT.fullmatch(revision or ""):
-        place = _reference(name, revision, kind)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError, FileNotFoundError):  # another process notes it
-            write_whole(place, commit.encode())
+        reference = _reference(name, revision, kind)
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError, FileNotFoundError):  # another process writes it
+            write_whole(reference, commit.encode())
 
 
 def _reference(name: str, revision: str | None, kind: str) -> Path:
-    """Return the file in which the hub's client notes the commit of a revision."""
+    """Return the file in which the hub's client keeps the commit of a revision."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -70,7 +70,7 @@ def _reference(name: str, revision: str | None, kind: str) -> Path:
 
 @contextmanager
 def asking(name: str, key: str) -> Iterator[None]:
-    """Ask the hub, with limits where the client has none; its errors become one line."""
+    """Ask the hub inside the context, with limits that the client lacks; errors become one line."""
     from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
     unanswered = Counter[str]()
@@ -88,7 +88,7 @@ def asking(name: str, key: str) -> Iterator[None]:
         seconds = int(after) if after.isdigit() else 0
         if (limit := parse_ratelimit_headers(answer.headers)) and not limit.remaining:
             seconds = limit.reset_in_seconds
-        if answer.status_code >= 408 and seconds > LONGEST_WAIT:  # of what the client waits for
+        if answer.status_code >= 408 and seconds > MAX_WAIT:  # of what the client waits for
             raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
 
     hooks = get_session().event_hooks

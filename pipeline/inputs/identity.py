@@ -1,4 +1,4 @@
-"""What identifies models and prompts: the digest of local files, or a commit on the hub."""
+"""What identifies models and prompts: a digest of local files, or a commit of the hub."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from pipeline.inputs.local_files import (
     matching,
 )
 
-SETTLED = 2_000_000_000  # ns; a modification time more recent than this is not trusted
+SETTLED = 2_000_000_000  # ns since the last change, from which on its time is trusted
 
 
 class Identities:
-    """Resolves identities, remembering file hashes in `memo` (a JSON file of the store)."""
+    """Finds the identities of models and prompts; keeps file hashes in `memo`, a JSON file."""
 
     def __init__(self, memo: Path) -> None:
         self._path = memo
         self._memo: dict[str, str] = {}
-        with suppress(PipelineError):  # a damaged one is made anew
+        with suppress(PipelineError):  # a damaged memo is written anew
             self._memo = read_json(memo)
 
     def model(self, path: str, revision: str | None, key: str) -> Identity:
-        """Return the identity of a model; `key` is the configuration key for errors."""
+        """Return the identity of a model; `key` is its configuration key, for errors."""
         local = local_path(path, key)
         if local is None:
             return Identity(hub=path, commit=hub_commit(path, revision, "model", key))
@@ -51,12 +51,12 @@ class Identities:
         return Identity(content=self._digest(local, MODEL_FILES if plain else HEAD_FILES, key))
 
     def tokenizer(self, path: str, revision: str | None, key: str) -> Identity:
-        """Return the identity of a model's tokenizer, equal for equal files."""
+        """Return the identity of a model's tokenizer, a digest of its files."""
         folder = model_folder(path, revision, TOKENIZER_FILES, key)
         return Identity(content=self._digest(folder, TOKENIZER_FILES, key))
 
     def source(self, path: str, revision: str | None, key: str) -> Identity:
-        """Return the identity of a prompt source: file, directory or hub dataset."""
+        """Return the identity of a source of prompts: a file, a directory or a hub dataset."""
         local = local_path(path, key)
         if local is None:
             return Identity(hub=path, commit=hub_commit(path, revision, "dataset", key))
@@ -67,10 +67,10 @@ class Identities:
     def _digest(
         self, directory: Path, patterns: Sequence[str], key: str, levels: int | None = None
     ) -> str:
-        found = matching(directory, patterns, levels)
-        if not found:
+        files = matching(directory, patterns, levels)
+        if not files:
             raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
-        names = {path.relative_to(directory).as_posix(): self._hash(path) for path in found}
+        names = {path.relative_to(directory).as_posix(): self._hash(path) for path in files}
         return json_digest(names)
 
     def _hash(self, path: Path) -> str:
@@ -81,7 +81,7 @@ class Identities:
             if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) <= SETTLED:
                 return digest
             self._memo[key] = digest
-            with suppress(OSError):  # where it can't be written, it is done without
+            with suppress(OSError):  # a memo that can't be written is not needed
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._path, self._memo)
         return self._memo[key]

@@ -1,4 +1,4 @@
-"""Models that are whole: files as they were written, blobs as named, weights in one form."""
+"""Checks that a model is whole: converted files, blobs of the hub's cache, one form of weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.inputs.hub_commits import COMMIT
 from pipeline.inputs.local_files import file_state, matching
 
 WHOLE = "model.safetensors"  # weights in one file
-PARTS = "model.safetensors.index.json"  # the names of their parts
-SUMS = "conversion.sha256"  # of the files of a directory that the tool made
+PARTS = "model.safetensors.index.json"  # names the files of weights in parts
+SUMS = "conversion.sha256"  # checksums of the files that tools/smollm2.py wrote
 
 
 def damaged(directory: Path, file_hash: Callable[[Path], str] = file_digest) -> str | None:
-    """Return the name of a file of a converted model that is not what was written, or None."""
+    """Return the name of a damaged file of a converted model, or None."""
     if not (directory / SUMS).is_file():
         return None
     lines = (directory / SUMS).read_text(errors="replace").splitlines()
@@ -33,7 +33,7 @@ def damaged(directory: Path, file_hash: Callable[[Path], str] = file_digest) -> 
 
 
 def damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Return the files of a snapshot that link to damaged blobs; other links are the user's."""
+    """Return the files of a snapshot that link to damaged blobs; other links are not checked."""
     blobs = (folder.parents[1] / "blobs").resolve()
     names = []
     for path in matching(folder, patterns):
@@ -46,7 +46,7 @@ def damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 @cache
 def _as_named(blob: Path, state: str) -> bool:  # noqa: ARG001 (part of the key)
-    """Whether a blob's name is its SHA-256 (LFS) or its hash in Git; another name tells nothing."""
+    """Whether a blob has the SHA-256 (LFS) or Git hash that is its name; True for other names."""
     if re.fullmatch(r"[0-9a-f]{64}", blob.name):
         return file_digest(blob) == blob.name
     if COMMIT.fullmatch(blob.name):
@@ -56,16 +56,15 @@ def _as_named(blob: Path, state: str) -> bool:  # noqa: ARG001 (part of the key)
 
 
 def check_one_form(folder: Path) -> None:
-    """Check that a folder has weights in one file or in parts, not both.
+    """Check that a folder does not have weights both in one file and in parts.
 
-    transformers would take the file, vLLM the parts that the index names.
+    transformers would load the file, vLLM the parts that the index names.
 
     Raises:
         ValueError: it has both.
     """
     index = folder / PARTS
-    whole = folder / WHOLE
-    if not (index.is_file() and whole.is_file()):
+    if not (index.is_file() and (folder / WHOLE).is_file()):
         return
     named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
     if set(named.values()) != {WHOLE}:

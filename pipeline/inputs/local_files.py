@@ -1,4 +1,4 @@
-"""Files of models and prompts on this machine: which ones count, and where they lie."""
+"""Files of models and prompts on this machine: which of them count, and where they are."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ TOKENIZER_FILES = (
     *("special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.txt"),
 )
 PROMPT_FILES = ("*.jsonl", "*.parquet")
-PROMPT_LEVELS = 3  # of folders: a home directory is not searched through
+PROMPT_LEVELS = 3  # levels of folders, so that no home directory is searched through
 HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/[\w.-]*\w")
 SMOLLM2 = OUTPUTS / "models" / "SmolLM2-135M-Instruct"  # made by tools/smollm2.py
 
 
 def local_path(path: str, key: str = "") -> Path | None:
-    """Return a local path (a relative one also from the repository), or None for a hub id."""
-    home = Path(os.path.expanduser(path))  # noqa: PTH111  as it is for a user that is not known
+    """Return a local path, or None for a hub id; a relative path may start from the repository.
+
+    Raises:
+        PipelineError: it is neither.
+    """
+    home = Path(os.path.expanduser(path))  # noqa: PTH111  keeps ~ of an unknown user
     for candidate in (home, ROOT / path):
         if candidate.exists():
             return candidate.resolve()
@@ -39,7 +43,7 @@ def local_path(path: str, key: str = "") -> Path | None:
 
 
 def local_file(path: str, key: str = "targets") -> Path:
-    """Return the local path of a file."""
+    """Return the local path of a file; PipelineError if there is none."""
     with suppress(PipelineError):
         if (local := local_path(path)) is not None and local.is_file():
             return local
@@ -47,9 +51,9 @@ def local_file(path: str, key: str = "targets") -> Path:
 
 
 def matching(folder: Path, patterns: Sequence[str], levels: int | None = None) -> list[Path]:
-    """Return the files in or below a folder whose paths there match, sorted; * crosses folders.
+    """Return the files below a folder whose relative paths match, sorted; * crosses folders.
 
-    With `levels` they lie at most in so many folders, this one included.
+    `levels` limits the levels of folders, this one included.
     """
     from huggingface_hub.utils import filter_repo_objects
 
@@ -60,6 +64,6 @@ def matching(folder: Path, patterns: Sequence[str], levels: int | None = None) -
 
 
 def file_state(path: Path) -> str:
-    """Return what changes with a file's content."""
+    """Return a file's size, times and inode, of which some change with its content."""
     state = path.stat()
     return f"{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}:{state.st_ino}"

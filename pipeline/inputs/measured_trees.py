@@ -1,6 +1,6 @@
-"""Measures how often each sibling of a draft tree is accepted, which shapes optimal trees.
+"""Optimal draft trees, from the measured acceptance rates of siblings.
 
-The rates R(1), R(2), ... are those of the text of stage drafts.
+The rates R(1), R(2), ... are measured on the text of stage drafts.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pipeline.core.stage import Artifact, Json
 from pipeline.inputs.artifact_readers import MOMENTS, TOKENS
 from pipeline.settings.methods import RACES, Method
 
-STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
-WIDEST = 64  # siblings of a tree whose acceptance is measured
+MAX_STEPS = 4096  # on which rates are measured, spread evenly over the text
+MAX_SIBLINGS = 64  # whose rates are measured
 
 
 def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> tuple[Method, ...]:
-    """Return the methods, with trees that all have a shape."""
+    """Return the methods, with rates for the trees that need them to have a shape."""
 
     def shaped(method: Method) -> Method:
         if method.tree is None or drafts is None or not method.needs_drafts:
             return method
         most = method.tree.nodes or 0
-        rates = sibling_rates(drafts, method, min(most, WIDEST)).tolist()
+        rates = sibling_rates(drafts, method, min(most, MAX_SIBLINGS)).tolist()
         acceptance = (*rates, *[0.0] * (most - len(rates)))
         return replace(method, tree=replace(method.tree, acceptance=acceptance))
 
@@ -37,14 +37,14 @@ def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> t
 
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
-    """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
+    """Return (count,) R(1), R(2), ...: the rates at which the siblings of a draft are accepted."""
     if method.temperature == 0:
         ranks = numbers(artifact.read(columns=["argmax_rank"])["argmax_rank"])
         return greedy_rates(ranks, count)
     metadata = artifact.metadata
     names = (*TOKENS, *MOMENTS[:2])
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
-    steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
+    steps = np.unique(np.linspace(0, len(table) - 1, MAX_STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
     pair = [_stored(table, prefix, metadata, method.temperature) for prefix in ("", "draft_")]
     p, q = aligned(*pair)
@@ -57,9 +57,10 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
 
 
 def _stored(table: pa.Table, prefix: str, metadata: Json, temperature: float) -> StoredTokens:
-    """Return the stored tokens of a model at a temperature, as if all others were equally probable.
+    """Return a model's stored tokens at a temperature, as if all others were equally probable.
 
-    At the temperature of the artifact their mass is exact, at a lower one a little too small.
+    The mass of the others is exact at the artifact's temperature, a little too small at a lower
+    one.
     """
     ids, logits, surprisal, log_tail = (
         numbers(table[prefix + name]) for name in (*TOKENS, *MOMENTS[:2])

@@ -1,4 +1,4 @@
-"""The files of a source of prompts, and the rows in them: JSON Lines or Parquet.
+"""The files of a source of prompts, JSON Lines or Parquet, and their rows.
 
 A row of JSON Lines is parsed when it is asked for, so that an error names its line.
 """
@@ -22,9 +22,9 @@ EXAMPLE = '{"text": "Hi"}'  # of a row
 
 
 def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
-    """Return the files of a source (a file, a directory or a hub id, then of a commit).
+    """Return the files of a source: a file, a directory, or a hub id at a commit.
 
-    `split` is a part of it, the files `<split>.*`, `<split>-*` and `<split>/*`; None is all files.
+    `split` selects the files `<split>.*`, `<split>-*` and `<split>/*`; None: all files.
     """
     root = local_path(path, KEY)
     patterns = list(PROMPT_FILES)
@@ -36,20 +36,20 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
     if root is not None and root.is_file():
         files = [root]
     else:
-        place = root or hub_files(path, commit, patterns, KEY, "dataset")
-        files = matching(place, patterns, PROMPT_LEVELS if root else None)
-    found = {f"*{file.suffix}" for file in files}
-    if len(found) != 1 or not found <= set(PROMPT_FILES):
+        folder = root or hub_files(path, commit, patterns, KEY, "dataset")
+        files = matching(folder, patterns, PROMPT_LEVELS if root else None)
+    suffixes = {f"*{file.suffix}" for file in files}
+    if len(suffixes) != 1 or not suffixes <= set(PROMPT_FILES):
         raise PipelineError(
             f"{KEY}={path}: expected {' or '.join(PROMPT_FILES)} files, all of one kind"
             + (f", of the split prompts.split={split}" if split else "")
-            + f"; found {', '.join(sorted(found)) or 'none'}"
+            + f"; found {', '.join(sorted(suffixes)) or 'none'}"
         )
     return files
 
 
 class PromptRows:
-    """The rows of all files of a source, in their order."""
+    """The rows of a source's files, in order."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         parquet = files[0].suffix == ".parquet"
@@ -61,23 +61,24 @@ class PromptRows:
     def __len__(self) -> int:
         return len(self._lines) if self._table is None else len(self._table)
 
-    def __getitem__(self, at: int) -> Mapping[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         if self._table is not None:
-            return self._table[at]
-        place, line = self._lines[at]
+            return self._table[index]
+        position, line = self._lines[index]
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"{KEY}: {place} is no JSON: {first_line(error)}. Give one object a line, {EXAMPLE}"
+                f"{KEY}: {position} is no JSON: {first_line(error)}. Give one object a line, "
+                f"{EXAMPLE}"
             ) from error
         if not isinstance(row, dict):
-            raise PipelineError(f"{KEY}: {place}: expected an object, as {EXAMPLE}")
+            raise PipelineError(f"{KEY}: {position}: expected an object, as {EXAMPLE}")
         return row
 
 
 def _lines(path: Path) -> list[tuple[str, str]]:
-    """Return where each line stands that is not empty, and the line."""
+    """Return each line that is not empty, after the file and number that name it."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -88,7 +89,7 @@ def _lines(path: Path) -> list[tuple[str, str]]:
 
 
 def _parquet(files: Sequence[Path]) -> Any:
-    """Return the rows of all files as `datasets` maps them into memory, from copies made anew."""
+    """Return the rows of all files, which `datasets` maps into memory from temporary copies."""
     from datasets import Dataset, concatenate_datasets, disable_progress_bars
     from datasets.utils.logging import CRITICAL, set_verbosity
     from pyarrow.dataset import ParquetFragmentScanOptions
@@ -101,12 +102,12 @@ def _parquet(files: Sequence[Path]) -> Any:
     for path in files:
         try:
             if read_metadata(path).num_rows:  # the builder refuses a file without rows
-                with TemporaryDirectory() as copy:  # a mapped file can be removed
+                with TemporaryDirectory() as copy:  # a mapped file may be removed
                     name = glob.escape(str(path))
                     parts.append(
                         Dataset.from_parquet(name, cache_dir=copy, fragment_scan_options=checked)
                     )
-        except Exception as error:  # it raises many kinds, with what is wrong as their cause
+        except Exception as error:  # `datasets` raises many kinds; their cause says what is wrong
             raise PipelineError(
                 f"{KEY}: {path} is no Parquet file that can be read: "
                 f"{first_line(error.__cause__ or error)}. Fetch or write it again"
@@ -115,24 +116,25 @@ def _parquet(files: Sequence[Path]) -> Any:
 
 
 class ExcludedRowError(Exception):
-    """A row that is no prompt; its one argument says why."""
+    """A row that is no prompt; the message says why."""
 
 
 def messages_of(row: Mapping[str, Any], role: str) -> list[Mapping[str, Any]]:
-    """Return the messages of a role, in their order."""
+    """Return a row's messages of a role, in order."""
     messages = row.get("messages")
     listed = messages if isinstance(messages, list) else []
     return [each for each in listed if isinstance(each, Mapping) and each.get("role") == role]
 
 
-def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return the prompt_id and text of a row, and its category as source.
+def read_row(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return the prompt_id and text of a row, and its category, if it has one, as source.
 
-    A row without an id gets one made from its text. A system message is left out.
+    An id that is missing is made from the text. Of messages, the first of the user counts.
 
     Raises:
-        ExcludedRowError: its text is missing, no string or empty, or its id is none.
-        PipelineError: it is of no known schema.
+        ExcludedRowError: the text is missing, empty or no string, or the id is neither string nor
+            integer.
+        PipelineError: the row has no known schema.
     """
     name: Any
     text: Any
@@ -147,8 +149,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         text = row.get("text") if row.get("prompt") is None else row.get("prompt")
     else:
         raise PipelineError(
-            f"{KEY}: row {at} (from 0) has no text; it has {', '.join(row) or 'nothing'}. Expected "
-            "is text or prompt, or UltraChat's messages (a list of role and content)"
+            f"{KEY}: row {index} (from 0) has no text; it has {', '.join(row) or 'nothing'}. "
+            "Expected is text or prompt, or UltraChat's messages (a list of role and content)"
         )
     if not _is_text(text):
         raise ExcludedRowError("not a string")
@@ -166,12 +168,12 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
 
 
 def given_id(row: Mapping[str, Any]) -> Any:
-    """Return the id that a row gives its prompt; None where it gives none."""
+    """Return the id of a row's prompt; None if it has none."""
     return row.get("id") if row.get("prompt_id") is None else row.get("prompt_id")
 
 
 def _joined(content: Any) -> Any:
-    """Return the text of a message that is given in parts, if all of them are text."""
+    """Return a message's content; parts become one text, or None unless all are text."""
     if not isinstance(content, list):
         return content
     parts = [part if isinstance(part, Mapping) else {} for part in content]
@@ -181,5 +183,5 @@ def _joined(content: Any) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a string that UTF-8 can hold: JSON can write half a character."""
+    """Whether a value is a string that UTF-8 can encode; JSON can have lone surrogates."""
     return isinstance(value, str) and value == value.encode(errors="ignore").decode()

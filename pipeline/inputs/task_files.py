@@ -1,9 +1,9 @@
-"""The files that decide what a task of lm-evaluation-harness asks, and how it is scored.
+"""The files that determine what a task of lm-evaluation-harness asks, and how it is scored.
 
-A task's YAML file names others: `include`, Python functions (`!function MODULE.NAME`), rows of data
-(`data_files`, `data_dir`, a local `dataset_path`), or anything that its functions read. Python
-files name modules and files as well. All of them are followed, from the folder of the file that
-names them and from the working directory, which is where data sets are looked for.
+A task's YAML file names others: `include`, Python functions (`!function MODULE.NAME`), data
+(`data_files`, `data_dir`, a local `dataset_path`), or whatever its functions read. Python files
+name modules and files, too. All are followed, from the folder of the file that names them and from
+the working directory, where `datasets` looks for data.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from pipeline.core.files import file_digest
 
 INCLUDE = "include"
 FUNCTION = "!function"
-OF_DATA = ("dataset_path", "data_files", "data_dir")  # what may name a folder, or a pattern
-UNREAD = ("cache_dir",)  # written while a task is loaded
-# files beside a YAML file that it may name by their stem alone
+OF_DATA = ("dataset_path", "data_files", "data_dir")  # keys that may name a folder or a pattern
+UNREAD = ("cache_dir",)  # not followed: it is written while the task is loaded
+# files beside a YAML file that it may name without their suffix
 BESIDE = (".yaml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 REMOTE = "://"
-MAX_FILES = 1000  # of a folder with data
+MAX_FILES = 1000  # in a folder of data
 
 
 def task_files(file: Path) -> list[tuple[str, str]]:
-    """Return the name and the digest of a task's file, and of each file that it depends on.
+    """Return the name and the digest of a task's file and of each file that it depends on.
 
     Raises:
-        PipelineError: one is missing, can't be read, or is a folder of too many files.
+        PipelineError: a file is missing or can't be read, or a folder has too many files.
     """
-    found = {file.resolve(): file.name}
+    names = {file.resolve(): file.name}
     queue = [file]
-    for path in queue:  # which grows
+    for path in queue:  # it grows meanwhile
         for other, name in _named_by(path):
-            if other.resolve() not in found:
-                found[other.resolve()] = name
+            if other.resolve() not in names:
+                names[other.resolve()] = name
                 queue.append(other)
-    return [(name, file_digest(path)) for path, name in found.items()]
+    return [(name, file_digest(path)) for path, name in names.items()]
 
 
 def _named_by(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files that a file names, and what they are called in the key."""
+    """Yield the files that a file names, each with its name in the artifact's key."""
     if path.suffix == ".yaml":
         yield from _named_by_yaml(path)
     elif path.suffix == ".py":
@@ -79,7 +79,7 @@ def _named_by_yaml(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _scalars(node: yaml.Node | None, key: str, seen: set[int]) -> Iterator[tuple[str, str, str]]:
-    """Yield the innermost key, the tag and the text of each scalar; keys of data hold below it."""
+    """Yield the key, the tag and the text of each scalar; a key of data replaces those below it."""
     if node is None or id(node) in seen:  # an alias
         return
     seen.add(id(node))
@@ -114,36 +114,36 @@ def _named_by_python(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _modules(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the file of a module beside a file, or on PYTHONPATH; packages are not the task's."""
+    """Yield a module's file in a folder or on PYTHONPATH; installed packages are left out."""
     more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for root in (folder, Path.cwd(), *map(Path, more)):
-        place = root.joinpath(*name.split("."))
-        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+        module = root.joinpath(*name.split("."))
+        for path in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
             if name and path.is_file():
                 yield path, path.name
 
 
 def _files(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a name, from a folder and from the working directory."""
+    """Yield the files with a name, relative to a folder and to the working directory."""
     for path in _places(name, folder):
         if _is_file(path):
             yield path, path.name
 
 
 def _data(name: str, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a name of data: a file, a pattern, or a folder with all in it."""
-    for place in _places(name, path.parent):
-        if place.is_dir():
-            yield from _folder(place, path)
+    """Yield the files of data with a name: a file, those of a pattern, or all in a folder."""
+    for path_of_data in _places(name, path.parent):
+        if path_of_data.is_dir():
+            yield from _folder(path_of_data, path)
         else:
-            pattern = str(place) if glob.has_magic(name) else glob.escape(str(place))
-            for found in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
-                if _is_file(Path(found)):
-                    yield Path(found), Path(found).name
+            pattern = str(path_of_data) if glob.has_magic(name) else glob.escape(str(path_of_data))
+            for file in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 (absolute ones)
+                if _is_file(Path(file)):
+                    yield Path(file), Path(file).name
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a path is a file; refuses a FIFO or a device, which the harness would read."""
+    """Whether a path is a file; PipelineError for a FIFO or a device, which would be read."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise _refused(path, "is no file")
     return path.is_file()
@@ -152,29 +152,29 @@ def _is_file(path: Path) -> bool:
 def _places(name: str, folder: Path) -> list[Path]:
     if REMOTE in name or not _is_name(name):
         return []
-    # the second: of f"{folder}/rows.csv" Python's text is "/rows.csv"
+    # without the slash: in Python, the text in f"{folder}/rows.csv" is "/rows.csv"
     return [folder / name, folder / name.lstrip("/"), Path(name)]
 
 
 def _is_name(text: str) -> bool:
-    """Whether a text may name a file: on one line, and not too long for the system."""
+    """Whether a text may be a file's name: printable, and not too long for the system."""
     return text.isprintable() and 0 < len(text.encode(errors="replace")) < 256 and text != "~"
 
 
 def _folder(folder: Path, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a folder, hidden ones aside; none of one that holds `path`."""
+    """Yield the files of a folder but hidden ones; none if the folder has `path` in it."""
     if folder.resolve() in path.resolve().parents:
         return
     count = 0
-    for found in sorted(folder.rglob("*")):
-        inside = found.relative_to(folder)
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
-        if hidden or not found.is_file():
+        if hidden or not file.is_file():
             continue
         count += 1
         if count > MAX_FILES:
             raise _refused(path, f"names {folder}, a folder of more than {MAX_FILES} files")
-        yield found, inside.as_posix()
+        yield file, inside.as_posix()
 
 
 def _text(path: Path) -> str:

@@ -196,7 +196,7 @@ class KVSession:
     def commit_path(self, length: int, path: Sequence[int]) -> None:
         """Keep the first `length` columns, and of the draft after them the nodes of `path`."""
         if list(path) != list(range(len(path))):
-            index = to_device([length + at for at in path], self.model.device)
+            index = to_device([length + node for node in path], self.model.device)
             for layer in self.cache.layers:
                 layer.move_columns(index, length)
         self.truncate(length + len(path))
@@ -205,7 +205,7 @@ class KVSession:
         """Return `hidden` (B, 1 + p, ...) of the token before a draft and the p nodes of `path`."""
         if self.hidden is None:
             return None
-        return self.hidden[:, to_device([0, *(at + 1 for at in path)], self.hidden.device)]
+        return self.hidden[:, to_device([0, *(node + 1 for node in path)], self.hidden.device)]
 
     def copy(self, layers: Sequence[int]) -> KVSession:
         """Return a session with a copy of the cache, which keeps hidden states after `layers`."""

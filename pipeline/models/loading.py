@@ -252,7 +252,7 @@ def _read_both_ways(model: LanguageModel, tokenizer: Any) -> tuple[Tensor, Tenso
     tokens = tokenizer(CHECK_TEXT)["input_ids"][:CHECK_TOKENS]
     if len(set(tokens)) < CHECK_TOKENS // 2 or len(tokens) < CHECK_TOKENS or max(tokens) >= rows:
         # the tokenizer does not know English: any tokens
-        tokens = [(7919 * at + 5) % rows for at in range(CHECK_TOKENS)]
+        tokens = [(7919 * index + 5) % rows for index in range(CHECK_TOKENS)]
     text = torch.tensor(tokens, device=model.device)
     plain = [
         model.module(input_ids=part[None], use_cache=False).logits[0, -CHECK_STEPS:]

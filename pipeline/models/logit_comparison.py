@@ -48,11 +48,11 @@ def compare_logits(
         part = slice(begin, begin + rows)
         z = target[part]
         qs = [draft[part] for draft in drafts]
-        found = _compare(z, qs, temperature, None if completed is None else completed[part])
+        columns = _compare(z, qs, temperature, None if completed is None else completed[part])
         if sampled is not None:
-            found |= _sampled(z, qs[0], sampled)
-        parts.append(found)
-    return {name: torch.cat([found[name] for found in parts]) for name in parts[0]}
+            columns |= _sampled(z, qs[0], sampled)
+        parts.append(columns)
+    return {name: torch.cat([columns[name] for columns in parts]) for name in parts[0]}
 
 
 def _compare(
@@ -71,13 +71,13 @@ def _compare(
             "argmax_rank": (draft >= draft.gather(1, first)).sum(1),
         })  # fmt: skip
     by_depth = {f"depth_{name}": torch.stack([d[name] for d in depths], 1) for name in AT_DEPTH}
-    found = depths[0] | by_depth
+    columns = depths[0] | by_depth
     if completed is not None:  # KL(p||q') if q and q' have the same first choice, else inf
-        token = found["draft_token_id"][:, None]
+        token = columns["draft_token_id"][:, None]
         first = completed.gather(1, token)[:, 0] >= completed.amax(1)
         kl = _kl(log_p, p, completed, temperature)
-        found["full_kl"] = torch.where(first, kl, torch.inf)
-    return found
+        columns["full_kl"] = torch.where(first, kl, torch.inf)
+    return columns
 
 
 def _distribution(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def _sampled(target: Tensor, draft: Tensor, temperature: float) -> StatisticsCol
     equation (10) and Lemma C.1.
     """
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in (target, draft))
-    found = {
+    columns = {
         "sampled_tv": (p - q).abs().sum(1) / 2,
         "sampled_harmonic_mean": _zero_for_nan(p * q / (p + q)).sum(1),
     }
@@ -124,8 +124,8 @@ def _sampled(target: Tensor, draft: Tensor, temperature: float) -> StatisticsCol
     after[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
     below = p.cumsum(1).mul_(q).add_(after.mul_(p))
     # a token without probability under p and q contributes nothing
-    found["sampled_erss_acceptance"] = _zero_for_nan(p.mul_(q).div_(below)).sum(1)
-    return found
+    columns["sampled_erss_acceptance"] = _zero_for_nan(p.mul_(q).div_(below)).sum(1)
+    return columns
 
 
 def _decreasing(values: Tensor) -> Tensor:

@@ -86,9 +86,9 @@ def argmax(logits: Tensor) -> Tensor:
 
 def ranks_of(tokens: Tensor, logits: Tensor) -> Tensor:
     """Return the ranks (B,), from 1, of tokens (B,) by decreasing logit (B, V), ties by id."""
-    own = logits.gather(1, tokens[:, None])
+    token_logits = logits.gather(1, tokens[:, None])
     before = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
-    return 1 + ((logits > own) | ((logits == own) & before)).sum(1)
+    return 1 + ((logits > token_logits) | ((logits == token_logits) & before)).sum(1)
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

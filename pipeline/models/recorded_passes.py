@@ -120,16 +120,19 @@ class PassRecorder:
         key = (ids.shape[1], keep, tree is not None)
         if key not in self._recordings:
             self._recordings[key] = self._record(ids, columns, padding, tree, features, keep)
-        found = self._recordings[key]
-        found.ids.copy_(ids)
-        found.columns.copy_(columns)
-        if tree is not None and found.tree is not None:
-            for buffer, values in zip(found.tree, tree, strict=True):
+        recording = self._recordings[key]
+        recording.ids.copy_(ids)
+        recording.columns.copy_(columns)
+        if tree is not None and recording.tree is not None:
+            for buffer, values in zip(recording.tree, tree, strict=True):
                 buffer.copy_(values)
-        if features is not None and found.features is not None:
-            found.features.copy_(features)
-        found.replay()
-        return found.logits.clone(), None if found.hidden is None else found.hidden.clone()
+        if features is not None and recording.features is not None:
+            recording.features.copy_(features)
+        recording.replay()
+        return (
+            recording.logits.clone(),
+            None if recording.hidden is None else recording.hidden.clone(),
+        )
 
     @property
     def is_initialized(self) -> bool:

@@ -1,1 +1,1 @@
-"""The configuration: composed, checked, and turned into rules and methods."""
+"""The configuration: composed, checked, turned into rules and decoding methods."""

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
-from conf.schema import LONGEST_NAME, Config, is_name
+from conf.schema import MAX_NAME_BYTES, Config, is_name
 from pipeline.core.errors import PipelineError, first_line, one_line
 from pipeline.core.paths import CONF, ROOT
 
@@ -26,12 +26,12 @@ OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 
 
 def name_of(path: str) -> str:
-    """Return the printed name of a model: that of its directory, or of its hub id.
+    """Return the printed name of a model, from its directory or hub id.
 
     >>> name_of("~/models/Qwen3-0.6B/"), name_of("..")
     ('Qwen3-0.6B', 'local')
     """
-    name = re.sub(r"^[\W_]+|[^ -~]", "", Path(path).name)[:LONGEST_NAME]
+    name = re.sub(r"^[\W_]+|[^ -~]", "", Path(path).name)[:MAX_NAME_BYTES]
     return name if is_name(name) else "local"
 
 
@@ -41,21 +41,21 @@ OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 
 
 def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
-    """Return the directories of `--config-dir` among the words of a command line, and the rest."""
+    """Split the words of a command line into the directories of `--config-dir` and the rest."""
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--config-dir", "-cd", action="append", default=[], type=Path)
-    given, rest = options.parse_known_args(list(words))
-    for folder in given.config_dir:
+    parsed, rest = options.parse_known_args(list(words))
+    for folder in parsed.config_dir:
         if not folder.is_dir():
             raise PipelineError(f"--config-dir {folder} is no directory: give one that exists")
         for file in folder.rglob("*.yaml"):
             if (CONF / file.relative_to(folder)).exists() and not folder.samefile(CONF):
                 raise PipelineError(f"{file} has the name of one of the project's: rename it")
-    return given.config_dir, rest
+    return parsed.config_dir, rest
 
 
 def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files (names may hold "=") or addresses of a command line, and the overrides."""
+    """Split a command line into files (whose names may have "=") or addresses, and overrides."""
     folders, rest = config_dirs(words)
     files = [word for word in rest if not OVERRIDE.match(word) or os.path.exists(word)]  # noqa: PTH110
     overrides = [word for word in rest if word not in files]
@@ -63,11 +63,11 @@ def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def composed(words: Iterable[str]) -> DictConfig:
-    """Compose the configuration as ``python -m pipeline`` does, from the words behind it."""
+    """Compose the configuration from the words that follow ``python -m pipeline``."""
     folders, overrides = config_dirs(words := list(words))
     if folders:
-        places = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
-        joined = ",".join(place.with_quotes() for place in places)
+        quoted = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
+        joined = ",".join(address.with_quotes() for address in quoted)
         overrides.append(f"hydra.searchpath=[{joined}]")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -77,7 +77,7 @@ def composed(words: Iterable[str]) -> DictConfig:
 
 
 def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
-    """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint."""
+    """Raise an error of Hydra or OmegaConf as one line with a hint."""
     from analysis.validation import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error
@@ -86,36 +86,36 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).partition("/")
         options = error.options or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-        said = f"there is no {group}={name}{nearest(name, options)}: give one of "
-        said += ", ".join(options)
+        message = f"there is no {group}={name}{nearest(name, options)}: give one of "
+        message += ", ".join(options)
         if path := {"target": "targets.local.path", "drafter": "drafter.path"}.get(group):
-            said += f", or {group}=local {path}=PATH for a model of your own"
+            message += f", or {group}=local {path}=PATH for a model of your own"
     elif isinstance(error, OverrideParseException):
-        said = f"{error.override!r} can't be read: {first_line(error)} (other characters than "
-        said += "letters, digits and /-+.,:%@_ are quoted: \"key='VALUE'\")"
+        message = f"{error.override!r} can't be read: {first_line(error)} (other characters than "
+        message += "letters, digits and /-+.,:%@_ are quoted: \"key='VALUE'\")"
     elif "--multirun" in str(error):
-        said = f"{first_line(error)}: give -m as well, to run once for each value"
+        message = f"{first_line(error)}: give -m as well, to run once for each value"
     elif key and isinstance(parent, DictConfig):
         names = list(map(str, parent))
-        said = f"{key} is not known{nearest(key.rpartition('.')[2], names)}: "
-        said += f"give one of {', '.join(names)}" if names else "nothing is set there"
+        message = f"{key} is not known{nearest(key.rpartition('.')[2], names)}: "
+        message += f"give one of {', '.join(names)}" if names else "nothing is set there"
         if key.startswith("criteria."):
-            said += ", or a rule as well: criteria=additive"
+            message += ", or a rule as well: criteria=additive"
     else:
-        said = key or (str(error) if isinstance(error, HydraException) else one_line(error))
-        said = f"{' '.join(said.split())} ({' '.join(words)})"
-    raise PipelineError(said) from error
+        message = key or (str(error) if isinstance(error, HydraException) else one_line(error))
+        message = f"{' '.join(message.split())} ({' '.join(words)})"
+    raise PipelineError(message) from error
 
 
 def settings_of(config: DictConfig) -> Config:
-    """Return a composed configuration as checked settings."""
+    """Return the settings of a composed configuration; PipelineError names every wrong key."""
     try:
         OmegaConf.to_container(config, throw_on_missing=True)
         values: Any = OmegaConf.to_container(config, resolve=True)
         return Config.model_validate(values)
     except ValidationError as error:
-        found = [_problem(dict(one), values) for one in error.errors(include_url=False)]
-        raise PipelineError("\n".join(dict.fromkeys(found))) from error
+        problems = [_problem(dict(one), values) for one in error.errors(include_url=False)]
+        raise PipelineError("\n".join(dict.fromkeys(problems))) from error
     except MissingMandatoryValue as error:
         raise PipelineError(f"{error.full_key} must be given") from error
     except OmegaConfBaseException as error:
@@ -123,30 +123,30 @@ def settings_of(config: DictConfig) -> Config:
 
 
 def _problem(error: Mapping[str, Any], values: Any) -> str:
-    """Return a problem that pydantic found in `values` as `key=value: what is allowed`."""
+    """Return an error of pydantic on `values` as `key=value: what is allowed`."""
     from analysis.validation import nearest
 
-    place = [part for part in error["loc"] if part != "[key]"]
-    texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)
+    path = [part for part in error["loc"] if part != "[key]"]
+    texts = (text if (text := str(part)).isprintable() else ascii(text) for part in path)
     key = ".".join(texts)
     value = error["input"]
-    said = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
+    reason = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
     if error["type"] == "missing":
         return f"{key} must be given"
     if error["type"] == "extra_forbidden":
-        names = [name for name in reduce(getitem, place[:-1], values) if name != place[-1]]
-        return f"{key} is not known{nearest(str(place[-1]), names)}: give one of {', '.join(names)}"
+        names = [name for name in reduce(getitem, path[:-1], values) if name != path[-1]]
+        return f"{key} is not known{nearest(str(path[-1]), names)}: give one of {', '.join(names)}"
     if error["type"] == "model_type":
-        said = f"has keys of its own: give {key}.KEY=VALUE"
+        reason = f"has keys of its own: give {key}.KEY=VALUE"
     if error["type"] == "string_type":
-        said += f", so quote it: \"{key}='{value}'\""
+        reason += f", so quote it: \"{key}='{value}'\""
     if error["type"] == "literal_error":
-        said += nearest(str(value), re.findall(r"'(.*?)'", said))
-    return f"{key}={value!r:.80}: {said}"
+        reason += nearest(str(value), re.findall(r"'(.*?)'", reason))
+    return f"{key}={value!r:.80}: {reason}"
 
 
 def report_name(config: Config) -> str:
-    """Return the name of the directory of a report."""
-    own = config.targets.get("local")
-    name = config.study if own is None else f"{config.study}-{own.label}"
+    """Return the name of a report's directory."""
+    local = config.targets.get("local")
+    name = config.study if local is None else f"{config.study}-{local.label}"
     return config.study_name or name

@@ -1,9 +1,9 @@
-"""Builds the rules of the key `criteria`.
+"""The rules of the key `criteria`.
 
-`criteria` maps names to a rule or a list of rules. A parameter that is a list gives a rule for each
-value, and several lists one for each combination. A file of conf/criteria puts its rules under its
-own name, so `criteria=[paper,mine]` has the rules of both. Other entries are parameters that rules
-refer to, such as `criteria.t`.
+`criteria` maps names to a rule or a list of rules. A list as a parameter's value stands for one
+rule per value, several lists for one per combination. A file of conf/criteria puts its rules under
+its own name, so `criteria=[paper,mine]` has the rules of both. Other entries, such as `criteria.t`,
+are parameters that rules refer to.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pipeline.core.files import file_digest
 
 
 def build_rules(criteria: Any) -> tuple[list[Rule], list[Rule]]:
-    """Return all rules of `criteria`, and those that methods with `rule: criteria` decode with.
+    """Return all rules of `criteria`, and those that methods with `rule: criteria` use.
 
-    Rules in a list are only certified, and so are rules that can judge neither tokens nor trees.
+    The second are all but the rules in a list and those that judge neither tokens nor trees.
     """
     by_name = _by_name(criteria)
     rules = [rule for built in by_name.values() for rule in built]
@@ -42,22 +42,22 @@ def build_rules(criteria: Any) -> tuple[list[Rule], list[Rule]]:
 
 
 def rule_entries(rule: Rule) -> dict[str, Any]:
-    """Return a rule as JSON values, with the digest of its file if the user wrote it."""
+    """Return a rule as JSON values; a user's rule has the digest of its file, too."""
     if not rule.is_custom:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
 
 def rules_of(entries: Sequence[Mapping[str, Any]]) -> list[Rule]:
-    """Return the rules of a task's settings, which `rule_entries` has written."""
+    """Return the rules from the entries of `rule_entries` in a task's settings."""
     return [build(entry["rule"]) for entry in entries]
 
 
 def judged_by_logs(rule: Rule) -> bool:
-    """Say whether a rule can be certified from a log's rounded log-probabilities.
+    """Whether a rule can be certified from the rounded log-probabilities of a log.
 
-    Some built-in rules need raw logits. A user's rule is tried, and `certify` refuses it by name if
-    it can't.
+    Some built-in rules need raw logits. Of a user's rule that is not known: `certify` refuses it by
+    name if it can't be certified.
     """
     counts = type(rule).accepted_count is not Rule.accepted_count
     return rule.is_custom or isinstance(rule, Tree) or not counts
@@ -90,7 +90,7 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
 
 @contextmanager
 def rule_errors(key: str = "criteria") -> Iterator[None]:
-    """Turn a ValueError about a rule into an error about a configuration key."""
+    """Turn a ValueError about a rule into a PipelineError that names the configuration key."""
     try:
         yield
     except ValueError as error:

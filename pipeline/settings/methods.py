@@ -1,45 +1,38 @@
-"""Decoding methods: drafter, acceptance, draft length, temperature and tree, from configuration.
-
-`decoding.methods` holds them by name. A rule stands where it is used,
-``{drafter: model, rule: additive, t: 0.1, draft_length: 4}``; a list as a value multiplies.
-"""
+"""Decoding methods: drafter, acceptance, draft length, temperature, tree, and their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from analysis.rule_base import FIELDS_CHECKED
-from analysis.rule_config import TARGET, build, combinations, rule_class, to_mapping
+from analysis.rule_config import build, to_mapping
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.topology import DynamicTree, Topology, optimal
 from analysis.validation import check_keys, checked
-from pipeline.core.errors import PipelineError
 from pipeline.drafters import NAMES, kind_of
 from pipeline.settings.criteria import rule_entries
 
 if TYPE_CHECKING:
     from pipeline.core.stage import Task
 
-ALONE = "none"  # the drafter of the baseline, the target alone
+ALONE = "none"  # the drafter of a baseline, which is the target alone
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
-RACES = "races"  # the sampling whose baseline needs noise of its own
-ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
+RACES = "races"  # exponential races, whose baseline samples with the same noise
+ARGMAX = "argmax"  # speculative sampling with the drafter's argmax as draft, as in engines
 SAMPLINGS = {
     SPECULATIVE: "speculative sampling",
     ARGMAX: "speculative sampling, argmax drafts",
     RACES: "exponential races",
 }
-DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
-SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and how it is printed
+DYNAMIC = "dynamic"  # a tree whose nodes are chosen anew in each call
+SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # a tree's keys, and how it is printed
     "sequence": ((), "sequence"),
     "batch": (("width",), "batch of {width}"),
     "symmetric": (("width",), "symmetric, {width} wide"),
@@ -47,11 +40,7 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and
     "optimal": (("nodes",), "tau* of {nodes}"),
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
 }
-MAX_NODES = 4096  # of a draft tree: one pass of the target reads them all
-MAX_CRITERIA_NODES = 64  # of the draft tree for a tree rule of `criteria`
-CRITERIA = "criteria"  # the rule that stands for those of `criteria`
-KEY = "decoding.methods"
-EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
+MAX_NODES = 4096  # of a draft tree, which one pass of the target reads
 OF_METHOD = ("drafter", "draft_length", "sampling", "temperature")
 OF_TREE = ("width", "nodes")
 Few = Annotated[int, Field(ge=1, le=MAX_NODES)]
@@ -66,15 +55,15 @@ class DraftTree:
     # children of a token (batch, symmetric); of a dynamic tree also tokens with children
     width: Few | None = None
     nodes: Few | None = None  # drafted tokens (optimal, dynamic)
-    # R over sibling indices (optimal), once stage drafts has measured it
+    # acceptance rates R(1), R(2), ... of siblings (optimal), once stage drafts has measured them
     acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = [key for key in OF_TREE if getattr(self, key) is not None]
+        present = [key for key in OF_TREE if getattr(self, key) is not None]
         keys = SHAPES[self.shape][0]
-        check_keys(given, keys, f"tree: {self.shape}")
+        check_keys(present, keys, f"tree: {self.shape}")
         for key in keys:
-            if key not in given:
+            if key not in present:
                 raise ValueError(f"tree: {self.shape}: the key {key!r} is missing")
 
     @property
@@ -89,10 +78,10 @@ class DraftTree:
 
     @lru_cache  # noqa: B019  frozen
     def topology(self, draft_length: int) -> Topology | DynamicTree:
-        """Return the tree in level order, or how it grows, of at most `draft_length` levels.
+        """Return the tree of at most `draft_length` levels, in level order, or how it grows.
 
         Raises:
-            ValueError: there is none, or it is too large.
+            ValueError: there is no such tree, or it is too large.
         """
         width = self.width or 0
         nodes = self.nodes or 0
@@ -119,7 +108,7 @@ class DraftTree:
         return growth if self.shape == DYNAMIC else make[self.shape]().by_level()
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the configured keys as plain values; they identify the tree."""
+        """Return the configured keys, which identify the tree, as plain values."""
         return {"tree": self.shape} | {key: getattr(self, key) for key in SHAPES[self.shape][0]}
 
 
@@ -142,21 +131,21 @@ class Method:
     # drafted tokens in a row per call, at most; 0 for a baseline
     draft_length: Annotated[int, Field(ge=0, le=MAX_NODES)]
     rule: Rule | None = None  # the acceptance rule; None for a baseline, or sampling without one
-    # the sampling scheme; None for a rule without one. The baseline of methods with races has races
-    # as well, so that it samples with the same noise
+    # the sampling scheme; None for a rule. The baseline of methods with races has races, too, so
+    # that both sample with the same noise
     sampling: Literal["speculative", "argmax", "races"] | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.0  # 0 is greedy
     tree: DraftTree | None = None  # the shape of its drafts; None: chains
 
     @property
     def drafts_most_probable(self) -> bool:
-        """Whether drafts are the most probable tokens although the target samples, as in EAGLE-3.
+        """Whether drafts are the drafter's most probable tokens although the target samples.
 
-        `sampling: argmax` says so, and a rule with a tree means it; in chains a rule's drafts are
-        sampled.
+        They are with `sampling: argmax`, and for a rule with a tree, as in EAGLE-3; for a rule with
+        chains they are sampled.
         """
-        mars = self.rule is not None and self.tree is not None
-        return self.temperature > 0 and (self.sampling == ARGMAX or mars)
+        is_rule_with_tree = self.rule is not None and self.tree is not None
+        return self.temperature > 0 and (self.sampling == ARGMAX or is_rule_with_tree)
 
     @property
     def topology(self) -> Topology | DynamicTree | None:
@@ -170,7 +159,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """The method as printed in lines, without draft length and temperature."""
+        """The printed name, without draft length and temperature."""
         if self.drafter == ALONE:
             scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         else:
@@ -179,14 +168,14 @@ class Method:
 
     @property
     def title(self) -> str:
-        """The method as printed in tables: its rule is written as in the papers."""
+        """The name in tables, with the rule as the papers write it."""
         if self.rule is None:
             return self.name[:1].upper() + self.name[1:]
         return ", ".join([self.rule.title, *self._drafting])
 
     @property
     def scheme(self) -> str:
-        """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
+        """How drafts are verified, for use in a sentence; without drafter and draft length."""
         if self.rule is None:
             name = SAMPLINGS.get(str(self.sampling), BASELINE)
             return name + "".join(f" ({text})" for text in self._shape)
@@ -206,11 +195,11 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output is that of the target, or distributed like it."""
+        """Whether the output equals the target's, or has its distribution."""
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the method as plain values, for `read_method`, without the measured rates."""
+        """Return the method as plain values, for `read_method`; without measured rates."""
         mapping = {key: getattr(self, key) for key in OF_METHOD}
         if self.rule is not None:
             mapping["rule"] = to_mapping(self.rule)
@@ -218,153 +207,43 @@ class Method:
 
 
 def method_entries(method: Method) -> dict[str, Any]:
-    """Return a method as settings of an artifact: with the digest of the file of a user's rule."""
+    """Return a method as settings of a task; a user's rule has the digest of its file, too."""
     return method.to_mapping() | ({} if method.rule is None else rule_entries(method.rule))
 
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
-    """Return the method of a mapping of `Method.to_mapping`; other keys are ignored."""
+    """Return the method that `Method.to_mapping` described; other keys are ignored."""
     rule = None if mapping.get("rule") is None else build(mapping["rule"])
     values = {key: mapping[key] for key in OF_METHOD}
-    return Method(**values, rule=rule, tree=_tree(mapping, "method"))
+    return Method(**values, rule=rule, tree=read_tree(mapping, "method"))
 
 
 def methods_of(task: Task) -> list[Method]:
-    """Return the methods that `method_entries` described in the settings of a task."""
+    """Return the methods from the entries of `method_entries` in a task's settings."""
     return [read_method(entry) for entry in task.settings["methods"]]
 
 
 def baseline(method: Method) -> Method:
-    """Return the target alone as `method` is compared with it: with the same noise.
+    """Return the target alone, with the noise that makes it comparable with `method`.
 
-    Races decode token for token what the target alone decodes with the same race, so they have
-    a baseline of their own; all other methods of a temperature share one.
+    Races yield token for token what the target alone samples with the same race, so they have a
+    baseline of their own. All other methods of a temperature share one.
     """
     races: Any = RACES if method.sampling == RACES else None
     return Method(ALONE, 0, None, races, method.temperature)
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:
-    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
+    """Return the baselines of `methods`, each once and coldest first, then the methods."""
     alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
     return [*alone, *methods]
 
 
-def build_methods(
-    entries: Any, criteria: Sequence[Rule], draft_length: int | None = None
-) -> list[Method]:
-    """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
-
-    An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for, unless
-    another entry already decodes with them. `draft_length`, unless it is None, replaces that of
-    every method; methods that are then equal become one.
-    """
-    given = entries if isinstance(entries, Mapping) else {}
-    named = {name: entry for name, entry in given.items() if entry is not None}
-    if not named:
-        raise PipelineError(
-            f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
-        )
-    where = dict[Method, str]()  # of each method, where it stands
-    for name in sorted(named, key=lambda name: _of_criteria(named[name])):  # these last
-        for method in _built(named[name], criteria, f"{KEY}.{name}"):
-            if method not in where:
-                where[method] = f"{KEY}.{name}"
-            elif not _of_criteria(named[name]):
-                raise PipelineError(f"{KEY}.{name}: {method.name} is given twice")
-    if draft_length is not None:
-        where = {_of_length(method, draft_length): place for method, place in where.items()}
-    for method, place in where.items():
-        if fault := _contradiction(method):
-            raise PipelineError(f"{place}: {fault}")
-    return list(where)
-
-
-def _of_criteria(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and entry.get("rule") == CRITERIA
-
-
-def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
-    if not isinstance(entry, Mapping):
-        raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
-    try:
-        for point in combinations(entry):
-            if not _of_criteria(point):
-                yield _method(point, where)
-                continue
-            del point["rule"]
-            for rule in criteria:
-                method = _method(point, where, rule)
-                yield _of_length(method, method.draft_length)
-    except ValueError as error:
-        said = str(error)
-        raise PipelineError(said if said.startswith(where) else f"{where}: {said}") from error
-
-
-def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
-    """Return the method of an entry without lists; a rule that is given stands for its own."""
-    mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
-    kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
-    names = [] if kind is None else [spec.name for spec in fields(kind)]
-    check_keys(parameters, [*OF_METHOD, "rule", "tree", *OF_TREE, *names], where)
-    rule = build(mine) if kind is not None else rule
-    tree = _tree(entry, where)
-    if isinstance(rule, Tree):
-        if tree is not None:
-            raise ValueError("rule: tree is greedy on a symmetric tree of width m: leave out tree")
-        tree = DraftTree("symmetric", rule.m)
-    given = {key: entry[key] for key in OF_METHOD if key in entry}
-    return checked(Method, given | {"rule": rule, "tree": tree}, where)
-
-
-def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
-    given = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
+def read_tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
+    """Return the draft tree in a method's mapping; a ValueError names the key, below `where`."""
+    values = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
     if mapping.get("tree") is None:
-        for key, value in given.items():
+        for key, value in values.items():
             raise ValueError(f"{where}.{key}={value} is not allowed without tree")
         return None
-    return checked(DraftTree, {"shape": mapping["tree"], **given}, where)
-
-
-def _of_length(method: Method, length: int) -> Method:
-    if isinstance(method.rule, Tree):
-        sizes = accumulate(method.rule.m**level for level in range(1, MAX_CRITERIA_NODES + 1))
-        deepest = sum(size <= MAX_CRITERIA_NODES for size in sizes)
-        length = min(length, max(deepest, 1))
-    return replace(method, draft_length=length)
-
-
-def _contradiction(method: Method) -> str:
-    """Return what contradicts in a configured method; empty if nothing does."""
-    rule = method.rule
-    warm = method.temperature > 0
-    if method.drafter == ALONE or method.draft_length < 1:
-        return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
-    if (rule is None) == (method.sampling is None):
-        return f"give either rule or sampling ({', '.join(SAMPLINGS)})"
-    if rule is None and not warm:
-        return "temperature=0 samples nothing: give a number above 0, or rule: greedy"
-    if rule is not None and warm and not rule.samples:
-        return (
-            f"temperature={method.temperature:g} is not allowed: give 0 for a rule; above 0 only "
-            "mars, speculative sampling and races are defined"
-        )
-    if not (rule is None or rule.judges_tokens or isinstance(rule, Tree)):
-        return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
-    return "" if method.tree is None else _contradiction_of_tree(method, method.tree)
-
-
-def _contradiction_of_tree(method: Method, tree: DraftTree) -> str:
-    if not kind_of(method.drafter).gives_logits:
-        return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
-    if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
-        return (
-            "sampling=speculative is not lossless where nodes are chosen by what was drawn: give "
-            "sampling: races, rule: greedy, or a tree of fixed shape"
-        )
-    try:
-        if not tree.needs_drafts:
-            tree.topology(method.draft_length)
-    except ValueError as error:
-        return str(error)
-    return ""
+    return checked(DraftTree, {"shape": mapping["tree"], **values}, where)

@@ -90,26 +90,26 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         {rule.label: rule for rule in (StrictGreedy(), *rules_of(task.settings["rules"]))}.values()
     )
     bootstrap = PromptBootstrap(steps.trajectories.answer_index, *runtime.statistics)
-    found = write_judgements(
+    judged = write_judgements(
         judgements(pair.pair, prompts, steps, rules), steps, prompts, bootstrap, out
     )
-    rows = found.rows
+    rows = judged.rows
     sampled = drafts.metadata["sampled_temperature"]
     if sampled is not None:
         table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
         tv, races, harmonic = map(numbers, table.columns)
         rows += stochastic_statistics(tv, races, harmonic, bootstrap)
-    parts = [finite_share(steps, bootstrap), *chain.from_iterable(found.by_depth.values())]
+    parts = [finite_share(steps, bootstrap), *chain.from_iterable(judged.by_depth.values())]
     named = inputs["prompts"].read(columns=["prompt_id", "source"]).to_pydict()
     sources = dict(zip(named["prompt_id"], named["source"], strict=True))
     answered = prompts.take(steps.trajectories.starts).to_pylist()
     of_answers = [sources[prompt] for prompt in answered]
-    by_source = source_statistics(found.by_source, of_answers, runtime.statistics)
+    by_source = source_statistics(judged.by_source, of_answers, runtime.statistics)
     out.write_frame(pd.DataFrame(by_source), "sources")
     say_sources(by_source)
     for name, table in {"statistics": rows, "breakdown": parts}.items():
         out.write_frame(pd.DataFrame(table).assign(prompts=bootstrap.count), name)
-    out.metadata |= soundness(pair.models, steps, found.decisions.values())
+    out.metadata |= soundness(pair.models, steps, judged.decisions.values())
     out.metadata["sampled_temperature"] = sampled
 
 
@@ -144,24 +144,24 @@ def write_judgements(
 
     depths = list(enumerate(steps.by_depth, 1)) if steps.deeper else []  # one depth is the first
     by_depth = {depth: depth_statistics(depth, deep, bootstrap) for depth, deep in depths}
-    found = JudgementResults([], by_depth, {}, {})
+    results = JudgementResults([], by_depth, {}, {})
     schema = out.stage.schema()
     with out.writer() as data, out.writer("lengths") as lengths:
         for judgement in judged:
             label = judgement.rule.label
-            found.rows.extend(rule_statistics(steps, judgement, bootstrap))
+            results.rows.extend(rule_statistics(steps, judgement, bootstrap))
             for depth, rows in by_depth.items():
                 rows += depth_shares(depth, judgement.by_depth[depth - 1], bootstrap)
-            found.by_source[label] = source_counts(judgement, steps.trajectories)
-            found.decisions[decision_digest(judgement)] = Decisions(
+            results.by_source[label] = source_counts(judgement, steps.trajectories)
+            results.decisions[decision_digest(judgement)] = Decisions(
                 int(judgement.certified.sum()), len(judgement.violations)
             )
             lengths.write_table(length_table(judgement, steps))
-            own = [judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
-            columns = [prompts, steps.position, pa.repeat(label, len(steps)), *own]
+            values = [judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
+            columns = [prompts, steps.position, pa.repeat(label, len(steps)), *values]
             data.write_table(pa.table(columns, schema=schema))
-            del judgement, own, columns  # they keep all rules that were judged with this one
-    return found
+            del judgement, values, columns  # they keep all rules that were judged with this one
+    return results
 
 
 def say_sources(rows: Sequence[Json]) -> None:
@@ -188,9 +188,10 @@ def judge_soundly(
     from analysis.acceptance.judgement import judge
 
     verdicts = judge(steps, rules)
-    for verdict, deep in (
-        pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
-    ):
+    judged_depths = (
+        judged for first in verdicts for judged in zip(first.by_depth, steps.by_depth, strict=False)
+    )
+    for verdict, deep in judged_depths:
         if len(verdict.violations):
             step = int(verdict.violations[0])
             raise PipelineError(
@@ -208,16 +209,17 @@ def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    from analysis.decoding.call_costs import LONGEST
+    from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
     from analysis.statistics.trajectories import count_calls
 
-    lengths = range(1, LONGEST + 1)
-    flags, trajectories = judgement.accepted_by_depth, steps.trajectories
+    lengths = range(1, MAX_DRAFT_LENGTH + 1)
+    flags = judgement.accepted_by_depth
+    trajectories = steps.trajectories
     counted = [count_calls(flags, trajectories, length) for length in lengths]
     answers = len(trajectories.starts)
     columns = {
-        "rule": pa.repeat(judgement.rule.label, answers * LONGEST),
-        "answer": np.repeat(np.arange(answers), LONGEST),
+        "rule": pa.repeat(judgement.rule.label, answers * MAX_DRAFT_LENGTH),
+        "answer": np.repeat(np.arange(answers), MAX_DRAFT_LENGTH),
         "draft_length": np.tile(lengths, answers),
         "calls": np.stack([of_length.calls for of_length in counted], axis=1).ravel(),
         "tokens": np.stack([of_length.tokens for of_length in counted], axis=1).ravel(),

@@ -18,7 +18,8 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json, Runtime, Stage, Task
 from pipeline.core.timings import Asked, distinct
 from pipeline.inputs.harness_tasks import INSTALL, Question, check_tasks, questions, task_entries
-from pipeline.settings.methods import baseline, build_methods, method_entries, methods_of
+from pipeline.settings.method_config import build_methods
+from pipeline.settings.methods import baseline, method_entries, methods_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

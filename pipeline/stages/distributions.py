@@ -17,8 +17,8 @@ from pipeline.core import columns
 from pipeline.core.columns import STEP, TARGET, Column
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Stage, Task
-from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
+from pipeline.engines.printed_text import counted
 from pipeline.inputs.artifact_readers import read_token_ids
 from pipeline.inputs.local_files import local_file
 from pipeline.models.tokens import ENGINES_IDS

@@ -209,16 +209,16 @@ class DraftsWorker:
         from pipeline.models.logit_statistics import logit_statistics
 
         of_drafter = logit_statistics(drafts[0], min(DRAFT_K, self._vocab_size), self._temperature)
-        found = logit_statistics(target, self._k, self._temperature)
-        found |= {f"draft_{column}": values for column, values in of_drafter.items()}
-        broken = (~(found["entropy"] + found["draft_entropy"]).isfinite()).nonzero()
+        tensors = logit_statistics(target, self._k, self._temperature)
+        tensors |= {f"draft_{column}": values for column, values in of_drafter.items()}
+        broken = (~(tensors["entropy"] + tensors["draft_entropy"]).isfinite()).nonzero()
         if len(broken):
             raise PipelineError(
                 f"{self._task.runtime.pair}: NaN or infinite logits for prompt {name} at step "
                 f"{int(broken[0])}: try dtype: float32 or attention: eager for both"
             )
-        found |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
-        measured = {column: values.cpu().numpy() for column, values in found.items()}
+        tensors |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
+        measured = {column: values.cpu().numpy() for column, values in tensors.items()}
         return measured | {"token_id": np.array(self._answers[name])}
 
     def metadata(self, _: Sequence[Json]) -> Json:
@@ -226,7 +226,7 @@ class DraftsWorker:
         from pipeline.models.devices import describe_device, peak_memory
         from pipeline.models.recorded_passes import can_record
 
-        found: Json = {
+        metadata: Json = {
             "vocab_size": self._vocab_size,
             "k": self._k,
             "certified_temperature": self._temperature,
@@ -237,9 +237,9 @@ class DraftsWorker:
         }
         if isinstance(self.drafter, Eagle3Head):  # it runs in the dtypes of its target
             entries = self._task.settings["target"]
-            found["drafter"] = {name: entries[name] for name in ("dtype", "head_dtype")}
-            found["completed"] = self.drafter.model.drafted is not None  # there is full_kl
-        return found
+            metadata["drafter"] = {name: entries[name] for name in ("dtype", "head_dtype")}
+            metadata["completed"] = self.drafter.model.drafted is not None  # there is full_kl
+        return metadata
 
 
 STAGE = Stage(

@@ -132,12 +132,12 @@ def sample(
     chosen: dict[str, Row] = {}
     excluded: dict[str, list[Row]] = {}
     lengths: list[int] = []
-    for at in map(int, np.random.default_rng(wanted.seed).permutation(len(source))):
+    for index in map(int, np.random.default_rng(wanted.seed).permutation(len(source))):
         if len(chosen) == wanted.count:
             break
-        row = source[at]
+        row = source[index]
         try:
-            values: Row = {"source": name, "source_row": at} | read_row(row, at)
+            values: Row = {"source": name, "source_row": index} | read_row(row, index)
             if values["prompt_id"] in chosen:
                 raise ExcludedRowError("duplicate id")
             thinking = wanted.enable_thinking
@@ -148,9 +148,12 @@ def sample(
             if len(ids) > wanted.max_tokens:
                 raise ExcludedRowError("too long")
         except ExcludedRowError as reason:
-            given = given_id(row)
-            found = {"source_row": at, "prompt_id": "" if given is None else str(given)}
-            excluded.setdefault(str(reason), []).append(found)
+            prompt_id = given_id(row)
+            excluded_row = {
+                "source_row": index,
+                "prompt_id": "" if prompt_id is None else str(prompt_id),
+            }
+            excluded.setdefault(str(reason), []).append(excluded_row)
             continue
         chosen[values["prompt_id"]] = values | {"token_ids": ids, "n_tokens": len(ids)}
     counted = {

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.decoding.call_costs import (
     GREEDY,
-    LONGEST,
+    MAX_DRAFT_LENGTH,
     CallsByLength,
     CallSeconds,
     predicted_speeds,
@@ -18,7 +18,7 @@ from analysis.statistics.trajectories import Trajectories, count_calls
 
 STATISTICS = Resampling(200, 0.95, 0)
 DRAFT, TOKEN = 0.5, 0.1  # seconds of a drafted token, and by which it lengthens the target's pass
-LENGTHS = np.arange(1, LONGEST + 1)
+LENGTHS = np.arange(1, MAX_DRAFT_LENGTH + 1)
 
 
 def counted(accepted, prompts):
@@ -32,10 +32,10 @@ def counted(accepted, prompts):
 def given(tokens, calls, drafting=None):
     """Counts of prompts (P,) that are the same for every draft length."""
     numbers = (calls, calls if drafting is None else drafting, tokens)
-    return CallsByLength(*(np.tile(np.array(of)[:, None], (1, LONGEST)) for of in numbers))
+    return CallsByLength(*(np.tile(np.array(of)[:, None], (1, MAX_DRAFT_LENGTH)) for of in numbers))
 
 
-def rounds(number=3, longest=LONGEST, begin=0.0):
+def rounds(number=3, longest=MAX_DRAFT_LENGTH, begin=0.0):
     """Rounds without noise: a call of g tokens takes 1 + 0.1 g seconds, and 0.5 g of drafting.
 
     `begin` are the seconds of the drafter's pass over the prompt.
@@ -46,13 +46,20 @@ def rounds(number=3, longest=LONGEST, begin=0.0):
 
 def test_rows_are_read_by_prompt_and_length():
     rows = pd.DataFrame(
-        {"calls": range(2 * LONGEST), "tokens": range(100, 100 + 2 * LONGEST)}, dtype=np.int64
+        {"calls": range(2 * MAX_DRAFT_LENGTH), "tokens": range(100, 100 + 2 * MAX_DRAFT_LENGTH)},
+        dtype=np.int64,
     )
     found = CallsByLength.read(rows)
-    assert found.calls.tolist() == [[*range(LONGEST)], [*range(LONGEST, 2 * LONGEST)]]
+    assert found.calls.tolist() == [
+        [*range(MAX_DRAFT_LENGTH)],
+        [*range(MAX_DRAFT_LENGTH, 2 * MAX_DRAFT_LENGTH)],
+    ]
     assert found.drafting.tolist() == found.calls.tolist()
-    assert found.tokens[1, 0] == 100 + LONGEST
-    assert CallsByLength.read(rows.assign(drafting=7)).drafting.tolist() == [[7] * LONGEST] * 2
+    assert found.tokens[1, 0] == 100 + MAX_DRAFT_LENGTH
+    assert (
+        CallsByLength.read(rows.assign(drafting=7)).drafting.tolist()
+        == [[7] * MAX_DRAFT_LENGTH] * 2
+    )
 
 
 def test_speed_is_tokens_over_cost():
@@ -62,7 +69,7 @@ def test_speed_is_tokens_over_cost():
     steps = Trajectories.from_positions(np.tile(np.arange(20), 3))
     calls = [count_calls(accepted, steps, int(length)).calls.sum() for length in LENGTHS]
     assert table["tokens_per_call"].tolist() == [1, *(57 / np.array(calls))]
-    costs = [1 + (DRAFT + TOKEN) * g for g in range(LONGEST + 1)]
+    costs = [1 + (DRAFT + TOKEN) * g for g in range(MAX_DRAFT_LENGTH + 1)]
     assert table["cost"].tolist() == pytest.approx(costs)
     assert table["speed"].tolist() == pytest.approx(table["tokens_per_call"] / costs)
     bound = table["tokens_per_call"] / (1 + DRAFT * table["draft_length"])
@@ -107,10 +114,10 @@ def test_calls_without_a_draft_cost_a_pass():
     assert (none["tokens_per_call"], none["cost"], none["speed"]) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("longest", [1, 5, LONGEST])
+@pytest.mark.parametrize("longest", [1, 5, MAX_DRAFT_LENGTH])
 def test_costs_beyond_the_longest_measured_go_on_as_they_are(longest):
     table = predicted_speeds(given([9], [5]), rounds(longest=longest), STATISTICS)
-    costs = [1 + (DRAFT + TOKEN) * g for g in range(LONGEST + 1)]
+    costs = [1 + (DRAFT + TOKEN) * g for g in range(MAX_DRAFT_LENGTH + 1)]
     assert table["cost"].tolist() == pytest.approx(costs)
 
 
@@ -138,7 +145,7 @@ def test_intervals_hold_what_was_measured_and_come_from_both_sides():
     tokens = rng.integers(50, 80, 30)
     spread = given(tokens, np.full(30, 40))
     even = given(np.full(30, 60), np.full(30, 40))
-    noise = rng.uniform(1, 1.5, (30, LONGEST + 1))
+    noise = rng.uniform(1, 1.5, (30, MAX_DRAFT_LENGTH + 1))
     noisy = CallSeconds(rounds(30).draft * noise, rounds(30).target * noise, np.zeros(30))
     widths = {}
     for name, of_calls, seconds in (
@@ -166,8 +173,8 @@ def test_one_prompt_or_one_round_has_no_interval(prompts, number, unknown):
 def test_few_rounds_widen_the_interval_of_a_cost():
     """By the rounds, however many prompts there are."""
     rng = np.random.default_rng(0)
-    target = rng.uniform(1, 2, (4, LONGEST + 1))
-    seconds = CallSeconds(np.zeros((4, LONGEST + 1)), target, np.zeros(4))
+    target = rng.uniform(1, 2, (4, MAX_DRAFT_LENGTH + 1))
+    seconds = CallSeconds(np.zeros((4, MAX_DRAFT_LENGTH + 1)), target, np.zeros(4))
     statistics = STATISTICS._replace(resamples=2000)
     row = predicted_speeds(given(np.full(1000, 15), np.full(1000, 10)), seconds, statistics).iloc[4]
     drawn = seconds.drawn(statistics).target
@@ -184,7 +191,7 @@ def test_prediction_is_what_a_loop_takes_where_acceptance_comes_in_runs():
     changes = rng.random(steps) < 0.2
     accepted = np.cumsum(changes) % 2 == 0
     table = predicted_speeds(counted(accepted, 1), rounds(), STATISTICS).set_index("draft_length")
-    for length in (1, 2, 3, LONGEST):
+    for length in (1, 2, 3, MAX_DRAFT_LENGTH):
         at, calls = 1, 0
         while at < steps:  # the loop itself
             right = 0
@@ -202,14 +209,14 @@ def test_the_calls_that_runs_made_are_predicted_from_their_own_lengths():
     passes = pd.DataFrame(
         {"prompt_id": prompt, "drafted": g, "draft_seconds": DRAFT * g, "verify_seconds": 0.75,
          "other_seconds": 0.25 + TOKEN * g, "begin_seconds": 3.0 if g else 0.0}
-        for prompt in "ab" for g in range(LONGEST + 1)
+        for prompt in "ab" for g in range(MAX_DRAFT_LENGTH + 1)
     )  # fmt: skip
     drafters = ["none", "model", "prompt_lookup", "model", "model"]
     runs = pd.DataFrame(
         {
             "drafter": drafters,
             "rule": [None, GREEDY, GREEDY, GREEDY, "mars"],
-            "draft_length": [0, 3, 3, LONGEST + 1, 3],
+            "draft_length": [0, 3, 3, MAX_DRAFT_LENGTH + 1, 3],
             "temperature": 0.0,
             "tree": None,
         }

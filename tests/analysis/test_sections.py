@@ -14,9 +14,9 @@ from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
 from analysis.acceptance.typical import DRAWS_OF_MEANS, LAWS
+from analysis.report.acceptance_tables import acceptance_by_source, acceptance_table, depth_table
 from analysis.report.advice import Advice
 from analysis.report.drafter_figures import margin_figure
-from analysis.report.drafter_tables import acceptance_by_source, acceptance_table, depth_table
 from analysis.report.headline_tables import (
     engine_lines,
     methods_table,

@@ -107,7 +107,7 @@ def test_one_prompt_has_no_interval():
 
 def test_many_resamples_draw_groups_of_prompts(monkeypatch):
     """So that memory is bounded; `ALWAYS_DRAWN` prompts are drawn one by one all the same."""
-    monkeypatch.setattr(bootstrap, "MOST_WEIGHTS", 400)
+    monkeypatch.setattr(bootstrap, "MAX_WEIGHTS", 400)
     monkeypatch.setattr(bootstrap, "ALWAYS_DRAWN", 5)
     sizes = [PromptBootstrap(np.arange(30), n, 0.9, 0).weights.shape for n in (10, 20, 80, 200)]
     assert sizes == [(10, 30), (20, 20), (80, 5), (200, 5)]
@@ -129,7 +129,7 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     """The intervals stay: of 1,000 groups of 20 prompts."""
     values = np.random.default_rng(0).exponential(size=40_000)
     prompts = np.repeat(np.arange(20_000), 2)
-    monkeypatch.setattr(bootstrap, "MOST_GROUPS", 1000)
+    monkeypatch.setattr(bootstrap, "MAX_GROUPS", 1000)
     grouped = PromptBootstrap(prompts, 1000, 0.95, 0)
     assert (grouped.count, grouped.weights.shape) == (20_000, (1000, 1000))
     assert (grouped.sums(grouped.answer_steps) == 40_000).all()

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from pipeline import ask
-from pipeline.engines import servers
+from pipeline.engines import saved_answers, servers
 from pipeline.engines.answer_checksums import CHANGED
 from pipeline.engines.answer_counts import read_answer_counts
 from pipeline.study import Study
@@ -166,7 +166,7 @@ BAD = {
 @pytest.mark.parametrize("fault", BAD)
 def test_what_is_no_answer_is_not_saved_and_asked_again(fault, outputs, prompts, monkeypatch):
     """The second request meets it, and is sent again by the next command only."""
-    monkeypatch.setattr(servers, "MOST_BYTES", 2000)
+    monkeypatch.setattr(servers, "MAX_BYTES", 2000)
     good = answer("vllm", {"prompt": [1], "max_tokens": 7})
     with serving(FakeServer(faults=[good, fault])) as fake:
         name = f"bad-{list(BAD).index(fault)}"
@@ -471,11 +471,11 @@ def test_the_mean_in_flight_is_that_while_any_is(tmp_path):
     path = tmp_path / "a.jsonl"
     spans = [(11.0, 2.0), (10.0, 2.0), (100.0, 3.0)]
     path.write_text("".join(json.dumps({"began": b, "seconds": s}) + "\n" for b, s in spans))
-    assert ask._in_flight(path) == pytest.approx(7 / 6, abs=1e-3)
+    assert saved_answers.mean_in_flight(path) == pytest.approx(7 / 6, abs=1e-3)
     path.write_text(path.read_text() + '{"seconds": 2.0}\n')  # of an earlier version
-    assert ask._in_flight(path) is None
+    assert saved_answers.mean_in_flight(path) is None
     path.write_text("")
-    assert ask._in_flight(path) is None
+    assert saved_answers.mean_in_flight(path) is None
 
 
 @pytest.mark.parametrize("loads", ["0", "[]", "[1,1]", "[1,0]", "[1,2.5]", "a", "1.5", "true"])

@@ -4,8 +4,9 @@ import csv
 import sys
 
 import pytest
+import torch
 
-from benchmarks import gpu, scale
+from benchmarks import gpu, gpu_checks, gpu_timings, scale
 
 pytestmark = pytest.mark.thorough
 
@@ -29,7 +30,7 @@ def test_all_that_a_gpu_is_checked_and_timed_for_runs_in_small_shapes(
     assert parts == {"copy", *passes_of, "loop", "dump", "study"}
     passes = [row["setting"] for row in rows if row["part"] == "pass, recorded"]
     assert passes == 2 * [f"{count} tokens" for count in range(1, 9)]
-    assert [row["setting"] for row in rows if row["part"] == "study"] == list(gpu.TIMED)
+    assert [row["setting"] for row in rows if row["part"] == "study"] == list(gpu_timings.TIMED)
     for row in rows:
         assert float(row["value"]) > 0
         has_bound = row["part"] not in ("copy", "study") or row["setting"] in (
@@ -40,20 +41,20 @@ def test_all_that_a_gpu_is_checked_and_timed_for_runs_in_small_shapes(
 
 @pytest.mark.parametrize("check", ["recorded passes, float32", "verification"])
 def test_a_check_that_fails_says_so(check, monkeypatch):
-    device = gpu.torch.device("cpu")
-    monkeypatch.setattr(gpu.verification, "outcomes_at_all_nodes", broken_test)
-    monkeypatch.setattr(gpu.recorded_passes.PassRecorder, "run", broken_run)
+    device = torch.device("cpu")
+    monkeypatch.setattr(gpu_checks.verification, "outcomes_at_all_nodes", broken_test)
+    monkeypatch.setattr(gpu_checks.recorded_passes.PassRecorder, "run", broken_run)
     with pytest.raises(AssertionError):
         gpu.CHECKS[check](device)
 
 
 def broken_test(p, draft, _):
-    return gpu.torch.zeros(len(draft.tree), dtype=gpu.torch.bool), p
+    return torch.zeros(len(draft.tree), dtype=torch.bool), p
 
 
 def broken_run(self, ids, *_):
     """A pass that always reads the same token."""
-    logits = gpu.torch.zeros((*ids.shape, self.model.vocab_size))
+    logits = torch.zeros((*ids.shape, self.model.vocab_size))
     logits[..., 1] = 1.0
     return logits, None
 

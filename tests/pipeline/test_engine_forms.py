@@ -395,11 +395,11 @@ def test_packed_files_unpack_to_a_limit(tmp_path, monkeypatch):
     """A log of many equal answers is read; what unpacks to more than any log is not."""
     path = logs.written(tmp_path / "log.jsonl")
     data = path.read_bytes()
-    monkeypatch.setattr("pipeline.engines.answers.FREE_BYTES", len(data))
+    monkeypatch.setattr("pipeline.engines.packed_files.FREE_BYTES", len(data))
     path.write_bytes(gzip.compress(data))
     assert logs.read(path).answers == 4
-    monkeypatch.setattr("pipeline.engines.answers.FREE_BYTES", len(data) - 1)
-    monkeypatch.setattr("pipeline.engines.answers.MOST_RATIO", 1)
+    monkeypatch.setattr("pipeline.engines.packed_files.FREE_BYTES", len(data) - 1)
+    monkeypatch.setattr("pipeline.engines.packed_files.MAX_UNPACKING_RATIO", 1)
     with pytest.raises(
         PipelineError, match=r"log\.jsonl can't be read: its .* bytes unpack to more"
     ):

@@ -10,7 +10,7 @@ import pytest
 from pipeline import engine
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.answers import answer_parts
+from pipeline.engines.answer_layouts import answer_parts
 from pipeline.engines.counts import UNDRAFTED
 from pipeline.engines.engine_base import PageSums
 from pipeline.engines.logs import read_log

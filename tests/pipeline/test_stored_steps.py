@@ -36,7 +36,7 @@ def artifact(study):
 def holding(artifact, monkeypatch, steps):
     """Distributions of which at most so many steps are held."""
     made = stored.StoredDistributions(artifact)
-    monkeypatch.setattr(stored, "HELD", steps * made.k)
+    monkeypatch.setattr(stored, "MAX_HELD", steps * made.k)
     return made
 
 

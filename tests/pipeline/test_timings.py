@@ -177,10 +177,10 @@ def elsewhere(monkeypatch):
 
     def leave(name=ELSEWHERE):
         monkeypatch.setattr(timings, "processor", lambda: name)
-        monkeypatch.setattr("pipeline.core.store.processor", lambda: name)
+        monkeypatch.setattr("pipeline.core.environment.processor", lambda: name)
         monkeypatch.setattr("pipeline.core.store.environment", lambda: old | {"processor": name})
 
-    from pipeline.core.store import environment
+    from pipeline.core.environment import environment
 
     old = environment()
     return leave

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline.core.columns import Column
+from pipeline.core.environment import environment
 from pipeline.core.shards import compute_shards, join
 from pipeline.core.stage import Artifact, Json, Out, Stage, Task
-from pipeline.core.store import Store, environment
+from pipeline.core.store import Store
 from pipeline.core.workers import Progress, Result
 
 LOG = "TOY_LOG"  # the file of what was computed

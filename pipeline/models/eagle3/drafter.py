@@ -201,11 +201,11 @@ class Eagle3Drafter:
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return logits (..., V) of outputs (..., d); -inf for tokens that it can't draft."""
-        given: Tensor = self.projection(self.head.norm(outputs))
+        draft_logits: Tensor = self.projection(self.head.norm(outputs))
         if self.drafted is None:
-            return given[..., : self.vocab_size]
-        logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
-        return logits.scatter_(-1, self.drafted.expand_as(given), given)
+            return draft_logits[..., : self.vocab_size]
+        logits = draft_logits.new_full((*draft_logits.shape[:-1], self.vocab_size), -torch.inf)
+        return logits.scatter_(-1, self.drafted.expand_as(draft_logits), draft_logits)
 
     def completed(self, outputs: Tensor, logits: Tensor) -> Tensor | None:
         """Return logits (..., V) of a q' that extends q to the whole vocabulary.
@@ -263,5 +263,7 @@ class Eagle3Drafter:
 
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
     """Return the projection `rows`, in the precision of the target's output projection."""
-    given = target.module.get_output_embeddings()
-    return LMHead(rows, given.dtype) if isinstance(given, LMHead) else rows.to(target.module.dtype)
+    output = target.module.get_output_embeddings()
+    return (
+        LMHead(rows, output.dtype) if isinstance(output, LMHead) else rows.to(target.module.dtype)
+    )

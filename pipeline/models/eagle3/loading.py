@@ -126,8 +126,8 @@ def check_head(
     expected |= {PROJECTION: [drafted, d]} | ({OFFSETS: [drafted]} if drafted != rows else {})
     optional = {EMBEDDING: [rows, d], OFFSETS: [drafted], TARGETS: [rows]}
     expected |= {name: shape for name, shape in optional.items() if name in weights}
-    found = {name: list(weight.shape) for name, weight in weights.items()}
-    wrong = sorted(n for n in expected.keys() | found if expected.get(n) != found.get(n))
+    shapes = {name: list(weight.shape) for name, weight in weights.items()}
+    wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
     if wrong:
         raise PipelineError(
             f"{key}.path={path}: {len(wrong)} weights are missing, unknown or not of the shape in "
@@ -168,7 +168,7 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
         if config.get("model_type", "llama") != "llama":
             raise ValueError(f"its layer is that of a {config['model_type']}: Llama's is read")
         settings = config.pop("eagle_config", {}) | config
-        settings[LAYERS] = [int(at) for at in settings.get(LAYERS, ())]
+        settings[LAYERS] = [int(layer) for layer in settings.get(LAYERS, ())]
         if unread := [name for name in UNREAD if settings.get(name)]:
             raise ValueError(f"{unread[0]} is not read")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -209,7 +209,7 @@ def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> t
             f"counts: give {spec.key}.head.layer_ids=after (so many layers, as vLLM does) or "
             "output (the output of the layer of this index, as SGLang and SpecForge do)"
         )
-    return ids if counting == "after" or not config[LAYERS] else tuple(at + 1 for at in ids)
+    return ids if counting == "after" or not config[LAYERS] else tuple(layer + 1 for layer in ids)
 
 
 def _weights(folder: Path) -> Weights:

@@ -16,7 +16,8 @@ from analysis.statistics.estimate import interval_columns
 from pipeline.core.stage import Json, Stage, Task
 from pipeline.core.timings import Asked, distinct
 from pipeline.drafters import kind_of
-from pipeline.settings.methods import build_methods, method_entries, methods_of
+from pipeline.settings.method_config import build_methods
+from pipeline.settings.methods import method_entries, methods_of
 from pipeline.stages.decoding.tables import TABLES
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.decoding.call_costs import LONGEST
+from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
 from analysis.decoding.lookup import text_calls
 from pipeline.core.columns import Row, Tables
 from pipeline.decoding import answer_scoring
@@ -143,7 +143,7 @@ def length_rows(session: DecodingSession, prompt: Prompt, answer: Sequence[int])
     for name, drafter in session.drafters.items():
         if not isinstance(drafter, TextDrafter):
             continue
-        for length in range(1, LONGEST + 1):
+        for length in range(1, MAX_DRAFT_LENGTH + 1):
             calls = text_calls(drafter.draft, prompt.token_ids, answer, length, session.steps)
             rows.append(
                 {

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.decoding.tree_runs import tree_runs
+from analysis.report.acceptance_tables import acceptance_by_source, acceptance_table, depth_table
 from analysis.report.accuracy_tables import accuracy_sections
 from analysis.report.bounds_table import bounds_table, compared_level
 from analysis.report.decoding_tables import comparison_table, decoding_table, speed_table
 from analysis.report.drafter_figures import margin_figure, rules_figure
-from analysis.report.drafter_tables import acceptance_by_source, acceptance_table, depth_table
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7

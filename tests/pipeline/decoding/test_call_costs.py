@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from analysis.decoding.call_costs import LONGEST
+from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
 from pipeline.decoding.call_costs import time_calls
 from pipeline.decoding.loop import prefill
 from pipeline.decoding.session import DecodingSession
@@ -25,14 +25,16 @@ def layers(session):
     return () if session.neural is None else session.neural.layers
 
 
-@pytest.mark.parametrize("size", [LONGEST + 3, LONGEST + 2, LONGEST + 1, 3, 1])
+@pytest.mark.parametrize(
+    "size", [MAX_DRAFT_LENGTH + 3, MAX_DRAFT_LENGTH + 2, MAX_DRAFT_LENGTH + 1, 3, 1]
+)
 def test_one_call_of_each_length_that_the_answer_has_room_for(session, size):
     answer = plain_greedy(session.target, PROMPTS[0])[:size]
     read = prefill(session.target, PROMPTS[0], LIMIT, layers(session))
     timed = time_calls(session, read, answer)
     calls = timed.calls
     assert timed.begin_seconds > 0
-    longest = min(LONGEST, max(size - 2, -1))
+    longest = min(MAX_DRAFT_LENGTH, max(size - 2, -1))
     assert [call.drafted for call in calls] == [*range(longest, -1, -1)]
     assert [call.position for call in calls] == [*range(1, len(calls) + 1)]
     assert {call.emitted for call in calls} <= {1}
@@ -54,9 +56,9 @@ def test_the_target_reads_the_text_and_the_draft(session, monkeypatch):
     answer = plain_greedy(session.target, PROMPTS[0])
     time_calls(session, read, answer)
     prompt = len(PROMPTS[0])
-    assert [length for length, _ in seen] == [prompt + at for at in range(LONGEST + 1)]
-    assert [len(ids) for _, ids in seen] == [*range(LONGEST + 1, 0, -1)]
-    assert [ids[0] for _, ids in seen] == answer[: LONGEST + 1]
+    assert [length for length, _ in seen] == [prompt + at for at in range(MAX_DRAFT_LENGTH + 1)]
+    assert [len(ids) for _, ids in seen] == [*range(MAX_DRAFT_LENGTH + 1, 0, -1)]
+    assert [ids[0] for _, ids in seen] == answer[: MAX_DRAFT_LENGTH + 1]
 
 
 def test_what_was_read_stays_as_it_was(session):

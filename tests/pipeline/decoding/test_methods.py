@@ -7,7 +7,8 @@ import pytest
 from analysis.rules import Additive, Tree
 from analysis.trees.topology import DynamicTree, symmetric
 from pipeline.core.errors import PipelineError
-from pipeline.settings.methods import build_methods, method_entries, read_method, with_baselines
+from pipeline.settings.method_config import build_methods
+from pipeline.settings.methods import method_entries, read_method, with_baselines
 from tests import methods
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}

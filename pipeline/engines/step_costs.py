@@ -1,0 +1,95 @@
+"""What steps with drafts cost at a load: measured there, or predicted from other loads.
+
+`costs_by_length` gives the costs between measured lengths, `between_loads` those between two
+measured loads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.engines.runs_by_load import Load
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analysis.decoding.draft_length import between_loads, expected_tokens, over_all_passes
+from analysis.topk import Floats
+
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What drafts of 0, 1, ..., G tokens cost at a load."""
+
+    steps: Floats  # (G + 1,) of a step, in passes of the target alone
+    rests: Floats  # (G + 1,) seconds of a request outside of passes, in those of one without drafts
+    decoding: float  # share of the seconds of a request without drafts that are passes
+    lengths: frozenset[int]  # of which the cost was measured
+    origin: str = ""  # where the costs come from, if not from this load
+    ends: Sequence[Costs] = field(default=())  # at the measured loads around it
+
+    def speeds(self, rates: Sequence[float], share: float) -> Floats:
+        """Return the predicted speed (G + 1,) at acceptance rates by position.
+
+        A `share` of the passes has a draft.
+        """
+        tokens = over_all_passes(expected_tokens(rates, len(self.steps) - 1), share)
+        cost = over_all_passes(self.steps, share)
+        speeds: Floats = 1.0 / (self.rests + self.decoding * cost / tokens)
+        return speeds
+
+    def source(self, length: int) -> str:
+        """Say where the cost of a step of this length comes from."""
+        if length in self.lengths:
+            of_length = "" if self.ends else MEASURED
+        elif length == len(self.steps) - 1:
+            of_length = "beyond the longest"
+        else:
+            of_length = "between lengths"
+        return (", " if self.ends else " ").join(part for part in (of_length, self.origin) if part)
+
+
+def costs_at(loads: Sequence[Load], requests: int | None) -> Costs | None:
+    """Return the costs at a load: measured there, else between its neighbours, else the nearest."""
+    measured = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
+    if not measured:
+        return None
+    by_load = {load: costs for load, costs in measured if load is not None}
+    if requests is None or not by_load:
+        load, costs = measured[0]
+        return _moved(costs, "at a load that is not told" if load is None else f"at load {load}")
+    if requests in by_load:
+        return by_load[requests]
+    below = max((load for load in by_load if load < requests), default=None)
+    above = min((load for load in by_load if load > requests), default=None)
+    if below is None or above is None:
+        nearest = next(load for load in (below, above) if load is not None)
+        return _moved(by_load[nearest], f"at load {nearest}, the nearest")
+    return _between(requests, (below, by_load[below]), (above, by_load[above]))
+
+
+def _moved(costs: Costs, origin: str) -> Costs:
+    return Costs(costs.steps, costs.rests, costs.decoding, costs.lengths, origin)
+
+
+def _between(requests: int, below: tuple[int, Costs], above: tuple[int, Costs]) -> Costs:
+    """Return the costs between two loads, up to the length that both have."""
+    size = min(len(below[1].steps), len(above[1].steps))
+
+    def interpolated(name: str) -> Floats:
+        ends = (np.atleast_1d(getattr(costs, name))[:size] for costs in (below[1], above[1]))
+        return between_loads(requests, (below[0], next(ends)), (above[0], next(ends)))
+
+    return Costs(
+        interpolated("steps"),
+        interpolated("rests"),
+        float(interpolated("decoding")[0]),
+        below[1].lengths & above[1].lengths,
+        f"between loads {below[0]} and {above[0]}",
+        (below[1], above[1]),
+    )
