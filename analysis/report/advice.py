@@ -124,7 +124,8 @@ def _basis(verdict: Verdict) -> str:
     text = f"{_counted(verdict.prompts)}, {how}"
     methods = len(verdict.methods)
     if methods > 1 and verdict.prompts > 1:
-        text += f"; intervals hold for all {methods} timed methods at once"
+        which = "both" if methods == 2 else f"all {methods}"
+        text += f"; intervals hold for {which} timed methods at once"
     return text
 
 
@@ -148,8 +149,9 @@ def _outlook(run: Run, predicted: pd.DataFrame | None) -> str:
         return ""
     here = "no draft length is predicted to pay here"
     if outlook.best_length:
+        length = _drafted(outlook.best_length)
         times = f"{outlook.best_speed:.2f} times as fast"
-        here = f"best here, as predicted: {_drafted(outlook.best_length)}, {times}"
+        here = f"best here after the first token, as predicted: {length}, {times}"
     elsewhere = "nor where longer passes cost nothing"
     if outlook.bound_length:
         best = (

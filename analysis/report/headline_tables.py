@@ -74,17 +74,24 @@ def methods_table(
         "if longer passes cost nothing": _lengths(data, "bound"),
         "accepted": _accepted_texts(data),
     }
+    of_costs = (
+        "A call costs: in passes of the target over one token. Best length: predicted from tokens "
+        "and cost per call, without the time to the first token. If longer passes cost nothing: "
+        "the same if a pass over several tokens took as long as over one, which a GPU with one "
+        "request comes closest to; drafting still takes the time it takes here. "
+    )
+    if data["cost"].isna().all():
+        of_costs = ""
+        for name in ("a call costs", "best length, predicted", "if longer passes cost nothing"):
+            del columns[name]
     caption = (
         "Each drafter with its best lossless method; γ: drafted tokens per call. At the same γ, "
         "tokens per call and accepted tokens carry over to an engine that drafts alike. The "
-        "rest is of this machine and this project's loop, one request at a time. A call costs: "
-        "in passes of the target over one token. Speed here: timed, with the time to the first "
-        "token. Best length: predicted from tokens and cost per call, without that time. If longer "
-        "passes cost nothing: the same if a pass over several tokens took as long as over one, "
-        "which a GPU with one request comes closest to; drafting still takes the time it takes "
-        "here. Accepted: of the drafter's first choices along the target's text; of look-up, of "
-        "its tokens that were tested, so those behind a rejected one do not count. Drafted a "
-        "call: the mean of the timed answers; look-up drafts only where it finds a match."
+        "rest is of this machine and this project's loop, one request at a time. Speed here: "
+        f"timed, with the time to the first token. {of_costs}Accepted: of the drafter's first "
+        "choices along the target's text; of look-up, of its tokens that were tested, so those "
+        "behind a rejected one do not count. Drafted a call: the mean of the timed answers; "
+        "look-up drafts only where it finds a match."
     )
     return Table("methods", "Methods", caption, data, rows_by_method(data, columns))
 

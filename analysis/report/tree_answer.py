@@ -50,10 +50,7 @@ def tree_sentence(decoded: Decoded, accepted: pd.DataFrame) -> str:
             best = of_kind.sort_values("tokens_per_call").to_dict("records")[-1]
             tokens = estimate_text(Estimate.read(best, "tokens_per_call"))
             unit = "" if parts else " tokens per call"
-            part = f"{words} {tokens}{unit} ({_named(best)})"
-            if not best["lossless"]:
-                part += f", which gives up {best['nats_given_up']:.2g} nats per token"
-            parts.append(part)
+            parts.append(f"{words} {tokens}{unit} ({_named(best)})")
     temperature = methods["temperature"].iloc[0]
     return (
         f"{decoded.target} with {decoded.drafter}, temperature {temperature:g}: {'; '.join(parts)}."
@@ -91,10 +88,11 @@ def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) ->
         columns["same tokens"] = data["agreement"].map(percent_text)
         columns["nats given up"] = [number_text(nats, 3) for nats in given_up]
         caption += (
-            " Same tokens: positions with the token of the target alone. Sampled answers part "
-            "early, those of lossless methods as well, so compare with their rows. Nats given up: "
-            f"log-probability per token, below the target alone ({UNDEFINED}: the method is "
-            "lossless)."
+            " Same tokens: positions with the token of the target alone; sampled answers part "
+            "early, those of a lossless method as well where it draws other random numbers. Nats "
+            "given up: log-probability per token below that of the target's own answers "
+            f"({UNDEFINED}: the method is lossless); negative where a rule prefers probable "
+            "tokens, so that its text is no sample of the target's distribution."
         )
     ends = [f"tokens_per_call_{end}" for end in ("ci_low", "ci_high")]
     numbers = ["drafted_per_call", "tokens_per_call", *ends, "agreement", "nats_given_up"]

@@ -82,7 +82,8 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
     odd = Advice("A", "draft", "Draft <b> [x](y).", [], [timed("model", engine="a|<i>")])
     text = verdict_text([odd], methods_table([odd], results(("A",)), {}))
     assert text.startswith(r"Draft \<b> [x]\(y).")
-    assert r"| a\|\<i> | 1.80 [1.70, 1.90] | – | yes |" in text
+    assert r"| a\|\<i> | 1.80 [1.70, 1.90] | yes |" in text  # no cost is known, so no column
+    assert "costs" not in table.caption
     assert methods_table([Advice("A", "not measured", "", [])], results(), {}) is None
 
 

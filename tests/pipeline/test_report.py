@@ -1,6 +1,7 @@
 """Stage report on the small study: its page, and its numbers against what they come from."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from pipeline import cli
 from pipeline.core.stage import Artifact
 from pipeline.core.store import Store
 from pipeline.stages.report.inputs import margins_of, read_content
+from pipeline.stages.report.page import WEB, _headline
 from pipeline.study import Study
 from tests.pipeline.reading import page_links, page_text
 
@@ -113,6 +115,24 @@ def test_the_verdict_of_the_page_is_the_one_beside_it(small_study):
         assert sentence in small_study.printed
 
 
+def test_a_study_that_relaxes_on_trees_asks_what_that_gives():
+    """Any other study of trees asks what trees give."""
+    content = SimpleNamespace(results=SimpleNamespace(drafter="D"))
+    asked = [
+        _headline(content, lossless and SimpleNamespace(data=pd.DataFrame({"lossless": lossless})))
+        for lossless in (None, [True, True], [True, False])
+    ]
+    words = ["Should I draft", "draft tree", "relaxed rule"]
+    assert all(word in text for word, text in zip(words, asked, strict=True))
+
+
+def test_rules_for_narrow_screens_do_not_reach_paper():
+    """A table that scrolls on a screen would be cut in print."""
+    medias = re.findall(r"@media ([^{]*)", (WEB / "page.css").read_text())
+    assert len(medias) > 2
+    assert all(re.match("screen|print", media) for media in medias)
+
+
 def test_a_file_in_the_place_of_the_report_stays(tmp_path, capsys):
     """The report is named where it is; so it is where nothing can be written."""
     report = Artifact(tmp_path / "artifacts/report/mini-0123", {})
@@ -131,6 +151,7 @@ def test_the_page_of_embedded_models_says_what_they_are_for(small_study, study):
     """One's own model in the same study does not, and a note of one's own stands instead."""
     text = page_text(small_study.outputs / "report/mini")
     assert text.index("small models") < text.index("Not decided")
+    assert "No relaxed rule was timed" not in text  # some were; nothing is decided
     [task] = study.tasks["report"]
     assert "small models" in task.settings["note"]
     own = Study(*small_study.overrides, "note=mine")

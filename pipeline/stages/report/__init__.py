@@ -137,7 +137,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=60,
+    version=61,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
