@@ -8,7 +8,7 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "draft-acceptance"):  # noq
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, until `run_command` begins
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, until `run_as_command` begins
 
 # Before torch is imported, since its thread library reads it then: how long an idle thread waits
 # without giving up its core. By default that is about a millisecond, which costs a process that
