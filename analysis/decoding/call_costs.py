@@ -4,7 +4,8 @@ How many drafted tokens are accepted belongs to the models and the rule, and car
 machine. What a call costs belongs to one machine and one loop. With drafts of g tokens,
 
     L(g) = tokens / calls, counted along the answers with drafts of g tokens
-    C(g) = seconds of a call with g drafted tokens / seconds of a call without a draft
+    C(g) = seconds of a call with g drafted tokens / seconds of a call without a draft,
+           the median over rounds that have a call of each length
     B(g) = answers / calls * seconds of the drafter's pass over a prompt / those of such a call
     speed(g) = L(g) / (1 + f (C(g) - 1) + B(g))      (`over_all_passes`)
 
@@ -75,30 +76,28 @@ class CallsByLength:
         return calls, drafting, tokens
 
 
-class TypicalSeconds(NamedTuple):
-    """What calls take, of all rounds or of B resamples of them."""
+class TypicalCosts(NamedTuple):
+    """What calls cost, of all rounds or of B resamples of them, in calls without a draft."""
 
-    draft: Floats  # (..., G + 1) medians
-    target: Floats  # (..., G + 1) medians
-    begin: Floats  # (...) means, since prompts differ in length, and all of them are read
+    draft: Floats  # (..., G + 1), 0 without a draft
+    target: Floats  # (..., G + 1), 1 without a draft
+    begin: Floats  # (...) of the drafter's pass over a prompt
+    seconds: Floats  # (...) of a call without a draft
 
-    def with_draft(self, seconds: float) -> TypicalSeconds:
+    def with_draft(self, seconds: float) -> TypicalCosts:
         """Return them with drafts that take so long at any length, of a drafter without a pass."""
         drafts = np.arange(self.draft.shape[-1]) > 0
-        draft = np.broadcast_to(seconds * drafts, self.draft.shape)
-        return TypicalSeconds(draft, self.target, np.zeros_like(self.begin))
+        draft = drafts * (seconds / self.seconds[..., None])
+        return self._replace(draft=draft, begin=np.zeros_like(self.begin))
 
     def costs(self) -> Floats:
         """Return the costs (..., `MAX_DRAFT_LENGTH` + 1) of calls."""
-        costs = (self.draft + self.target) / self.target[..., :1]
-        costs[..., 0] = 1.0  # nothing is drafted: the recorded seconds are the clock's overhead
-        return extended_costs(costs, MAX_DRAFT_LENGTH)
+        return extended_costs(self.draft + self.target, MAX_DRAFT_LENGTH)
 
     def begin_costs(self) -> Floats:
         """Return the costs (..., `MAX_DRAFT_LENGTH` + 1) of the drafter's pass over a prompt."""
         drafts = np.arange(MAX_DRAFT_LENGTH + 1) > 0
-        begin = self.begin[..., None] / self.target[..., :1]
-        return drafts * begin
+        return drafts * self.begin[..., None]
 
 
 @dataclass(frozen=True)
@@ -124,23 +123,31 @@ class CallSeconds:
             complete["draft_seconds"].to_numpy(), complete["target"].to_numpy(), begin.ravel()
         )
 
-    def typical(self) -> TypicalSeconds:
-        """Return the seconds that stand for all rounds."""
-        return TypicalSeconds(
-            np.median(self.draft, axis=0),
-            np.median(self.target, axis=0),
-            np.asarray(np.mean(self.begin)),
-        )
+    def typical(self) -> TypicalCosts:
+        """Return the costs that stand for all rounds."""
+        return self._typical(np.arange(len(self.target)))
 
-    def drawn(self, statistics: Resampling) -> TypicalSeconds:
-        """Return the `typical` seconds of B resamples of the rounds."""
+    def drawn(self, statistics: Resampling) -> TypicalCosts:
+        """Return the `typical` costs of B resamples of the rounds."""
         generator = np.random.default_rng(statistics.seed)
         rounds = len(self.target)
-        drawn = generator.integers(rounds, size=(statistics.resamples, rounds))
-        return TypicalSeconds(
-            np.median(self.draft[drawn], axis=1),
-            np.median(self.target[drawn], axis=1),
-            np.mean(self.begin[drawn], axis=1),
+        return self._typical(generator.integers(rounds, size=(statistics.resamples, rounds)))
+
+    def _typical(self, rounds: Integers) -> TypicalCosts:
+        """Return the costs of some rounds (..., R).
+
+        A call is compared with the one without a draft of the same round, and the median is taken
+        over rounds: machines change their speed from one second to the next, and a call may stall.
+        """
+        without_draft = self.target[:, :1]
+        draft = self.draft / without_draft
+        draft[:, 0] = 0.0  # the recorded seconds are the clock's overhead
+        seconds = np.median(without_draft[rounds, 0], axis=-1)
+        return TypicalCosts(
+            draft=np.median(draft[rounds], axis=-2),
+            target=np.median((self.target / without_draft)[rounds], axis=-2),
+            begin=np.mean(self.begin[rounds], axis=-1) / seconds,  # of all prompts, of any length
+            seconds=seconds,
         )
 
 
@@ -170,11 +177,11 @@ def predicted_speeds(
 def _predicted(
     counts: CallsByLength,
     seconds: CallSeconds,
-    drawn: TypicalSeconds,
+    drawn: TypicalCosts,
     statistics: Resampling,
     draft_seconds: float | None,
 ) -> pd.DataFrame:
-    """Return `predicted_speeds`, given the seconds of the resampled rounds."""
+    """Return `predicted_speeds`, given the costs of the resampled rounds."""
     prompts = len(counts.calls)
     rounds = len(seconds.target)
     bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
@@ -198,7 +205,7 @@ def _predicted(
         drawn_costs = over_all_passes(drawn.costs(), drawn_share)
         drawn_begin = prompts / drawn_calls * drawn.begin_costs()
         drawn_speeds = drawn_tokens / (drawn_costs + drawn_begin)
-    flat = typical._replace(target=np.broadcast_to(typical.target[:1], typical.target.shape))
+    flat = typical._replace(target=np.ones_like(typical.target))
     estimates = {
         "tokens_per_call": Estimate(tokens, *bootstrap.interval(drawn_tokens)),
         "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),

@@ -95,7 +95,7 @@ def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[st
         timed = Estimate.read(run, "tpot_speedup", TPOT_ENDS)
         if wanted.value < timed.low or wanted.value > timed.high:  # NaN compares as false
             sentences.append(
-                f"{run['drafter_title']} with {run['draft_length']} drafted tokens was timed at "
+                f"{run['drafter_title']}, drafts of {run['draft_length']}, was timed at "
                 f"{timed.value:.2f} [{timed.low:.2f}, {timed.high:.2f}] after the first token, "
                 f"where {wanted.value:.2f} is predicted.{_by_own_calls(run, outlook)}"
             )

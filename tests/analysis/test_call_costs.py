@@ -158,6 +158,19 @@ def test_intervals_hold_what_was_measured_and_come_from_both_sides():
     assert min(widths["prompts"], widths["rounds"]) > 0.01
 
 
+def test_a_call_is_compared_with_the_one_without_a_draft_of_its_round():
+    """A machine that is slow in half of the rounds, and a call that stalls, move no cost."""
+    seconds = rounds(20, begin=2.0)
+    slow = np.repeat([1.0, 3.0], 10)
+    target = seconds.target * slow[:, None]
+    target[0, 4] += 100.0
+    changing = CallSeconds(seconds.draft * slow[:, None], target, seconds.begin)
+    table = predicted_speeds(given([30], [20]), changing, STATISTICS)
+    costs = [1 + (DRAFT + TOKEN) * g for g in range(MAX_DRAFT_LENGTH + 1)]
+    for column in ("cost", "cost_ci_low", "cost_ci_high"):
+        assert table[column].tolist() == pytest.approx(costs)
+
+
 @pytest.mark.parametrize(
     ("prompts", "number", "unknown"),
     [(1, 5, {"tokens_per_call", "speed"}), (5, 1, {"cost", "speed"}), (2, 2, set())],

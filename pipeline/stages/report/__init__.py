@@ -137,7 +137,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=61,
+    version=62,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
