@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answer_files import read_answers
 from pipeline.engines.counts import MAX_PLACES, Counts, EngineAnswer
-from pipeline.engines.engine_base import FormatError, Part
+from pipeline.engines.engine_base import AnswerError, AnswerPart
 from pipeline.engines.printed_text import counted
 from pipeline.engines.registry import engine_named, engine_of
 
@@ -52,12 +52,12 @@ def total_counts(engine: str, answers: Mapping[str, EngineAnswer]) -> Counts:
     every = answers.values()
     return Counts(
         engine=engine,
-        drafts=sum(answer.calls for answer in every),
+        drafts=sum(answer.drafts for answer in every),
         drafted=sum(answer.drafted for answer in every),
         accepted=sum(answer.accepted for answer in every),
         by_place=_by_place(every),
-        passes=sum(answer.passes[0] for answer in every),
-        most_passes=sum(answer.passes[1] for answer in every),
+        least_passes=sum(answer.passes_range[0] for answer in every),
+        most_passes=sum(answer.passes_range[1] for answer in every),
         emitted=sum(_emitted(answer) for answer in every),
         answers=answers,
     )
@@ -104,11 +104,11 @@ def _emitted(answer: EngineAnswer) -> float:
     return math.nan if answer.size is None else max(answer.size - 1, 0)
 
 
-def read_answer(part: Part) -> EngineAnswer | None:
+def read_answer(part: AnswerPart) -> EngineAnswer | None:
     """Return what an answer says; None for another choice of the same answer.
 
     Raises:
-        FormatError: a field has another form, or a number contradicts another one.
+        AnswerError: a field has another form, or a number contradicts another one.
     """
     if part.content.get("index"):
         return None
@@ -127,9 +127,9 @@ def read_answer(part: Part) -> EngineAnswer | None:
         source=part.source,
     )
     answer = fields.add_counts(answer, part)
-    if answer.drafted > MAX_PLACES * answer.calls:  # NaN compares as false
-        raise FormatError(
-            f"has {answer.drafted} drafted tokens in {answer.calls} calls, above {MAX_PLACES} each"
+    if answer.drafted > MAX_PLACES * answer.drafts:  # NaN compares as false
+        raise AnswerError(
+            f"has {answer.drafted} drafted tokens in {answer.drafts} calls, above {MAX_PLACES} each"
         )
     return answer
 
@@ -140,7 +140,7 @@ def _temperature(request: Mapping[str, Any]) -> float:
     return temperature if isinstance(temperature, int | float) else math.nan
 
 
-def _logged_tokens(part: Part) -> int:
+def _logged_tokens(part: AnswerPart) -> int:
     """Return how many tokens have log-probabilities; 0 where the prompt's may be among them."""
     if part.request.get("echo"):
         return 0

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.engines.answer_layouts import NO_ANSWER, answer_parts, without_batch
-from pipeline.engines.engine_base import FormatError, Part
-from pipeline.engines.json_text import FormError, form_of, has_events, json_values
+from pipeline.engines.engine_base import AnswerError, AnswerPart
+from pipeline.engines.json_text import UnreadableFileError, form_of, has_events, json_values
 from pipeline.engines.packed_files import decoded, read_bytes
 from pipeline.engines.printed_text import counted, printable
 from pipeline.engines.streams import Streams
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def read_answers(
-    path: Path, read: Callable[[Part], T]
+    path: Path, read: Callable[[AnswerPart], T]
 ) -> tuple[dict[str, T], str | None, Counter[str]]:
     """Read every answer of a file.
 
@@ -36,7 +36,7 @@ def read_answers(
 
     Raises:
         PipelineError: the file can't be read, most of it is no answers, it mixes two models, or
-            `read` raised a `FormatError`.
+            `read` raised a `AnswerError`.
     """
     answers: dict[str, T] = {}
     excluded = Counter[str]()
@@ -51,12 +51,12 @@ def read_answers(
                     f"{printable(model)} in line {line}: give each its own file"
                 )
         for part in parts:
-            if part.answer in answers:
+            if part.name in answers:
                 excluded[AGAIN] += 1
                 continue
             try:
-                answers[part.answer] = read(part)
-            except FormatError as error:
+                answers[part.name] = read(part)
+            except AnswerError as error:
                 raise PipelineError(f"{path}, line {line} {error}") from error
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
@@ -64,7 +64,7 @@ def read_answers(
     return answers, None if first is None else first[0], excluded
 
 
-def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[Part]]]:
+def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[AnswerPart]]]:
     """Yield each object's line and answers; count objects and lines that have none.
 
     Raises:
@@ -94,7 +94,7 @@ def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[Part]
                     other_keys = other_keys or f"JSON objects with the keys {', '.join(value):.80}"
                 continue
             yield line, [_with_own_name(part, number) for part in parts]
-    except FormError as error:
+    except UnreadableFileError as error:
         raise PipelineError(f"{path} {error}") from error
     excluded[NO_JSON] += len(broken)
     unread = excluded[NO_JSON] + excluded[NO_ANSWER]
@@ -107,9 +107,9 @@ def _parts(path: Path, excluded: Counter[str]) -> Iterator[tuple[int, list[Part]
         )
 
 
-def _with_own_name(part: Part, number: int) -> Part:
+def _with_own_name(part: AnswerPart, number: int) -> AnswerPart:
     """Number the answers of one line that have no id."""
     by_line = f"line-{part.line}"
-    if number == 0 or part.answer.partition("#")[0] != by_line:
+    if number == 0 or part.name.partition("#")[0] != by_line:
         return part
-    return part._replace(answer=part.answer.replace(by_line, f"{by_line}.{number}", 1))
+    return part._replace(name=part.name.replace(by_line, f"{by_line}.{number}", 1))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engines.answer_checksums import CHANGED, is_unchanged
-from pipeline.engines.engine_base import Part, mapping
+from pipeline.engines.engine_base import AnswerPart, mapping
 from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import has_own_layout
 
@@ -30,7 +30,7 @@ def without_batch(value: Any) -> Any:
     return value | {"response": body} if isinstance(body, dict) else value
 
 
-def answer_parts(value: Any, line: int) -> list[Part] | str:
+def answer_parts(value: Any, line: int) -> list[AnswerPart] | str:
     """Return the answers in the object of a line, or why it has none."""
     if not isinstance(value, Mapping):
         return NO_ANSWER
@@ -65,22 +65,24 @@ def _part(
     wrapper: Mapping[str, Any],
     body: Mapping[str, Any],
     content: Mapping[str, Any],
-) -> Part:
+) -> AnswerPart:
     """Return an answer with what its wrapper says of the request."""
     seconds = wrapper.get("seconds")
-    if not (isinstance(seconds, float) and 0 < seconds < MAX_SECONDS):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        seconds = math.nan
+    if not 0 < seconds < MAX_SECONDS:  # NaN compares as false
         seconds = math.nan
     load = wrapper.get("concurrent")
     if not (type(load) is int and 1 <= load <= MAX_LOAD):
         load = math.nan
     source = wrapper.get("source", wrapper.get("category"))  # Spec-Bench has the category
-    return Part(
+    return AnswerPart(
         name,
         line,
         mapping(wrapper.get("request")),
         body,
         content,
-        seconds=seconds,
+        seconds=float(seconds),
         load=float(load),
         source=printable(source) if isinstance(source, str) else "",
     )

@@ -105,8 +105,8 @@ def compare(
         if run.draft_share < MIN_FOR_COST:  # NaN compares as false
             speeds[i] = speeds[i]._replace(cost=math.nan)
             notes.append(
-                f"{run.path.name}: {run.counts.drafts:,.0f} of {run.counts.passes:,.0f} passes had "
-                "a draft: too few to tell what a step with one costs"
+                f"{run.path.name}: {run.counts.drafts:,.0f} of {run.counts.least_passes:,.0f} "
+                "passes had a draft: too few to tell what a step with one costs"
             )
     return speeds, notes
 
@@ -161,7 +161,7 @@ def _shares(base: Run, run: Run) -> tuple[float, float]:
 
 def _cost_from_speed(counts: Counts, times: float) -> float:
     """Return the cost of a step that explains a speed; prefill, which has no draft, raises it."""
-    passes = (counts.passes + counts.most_passes) / 2
+    passes = (counts.least_passes + counts.most_passes) / 2
     if not passes > 0:  # NaN compares as false
         return math.nan
     return drafting_pass_cost(counts.emitted / passes / times, counts.drafts / passes)
@@ -263,8 +263,8 @@ def gain(base: Counts, run: Counts) -> Speed:
     def over(above: float, below: float) -> float:
         return above / below if below else math.nan
 
-    pass_seconds = over(base.seconds, base.passes)
-    spent = run.seconds - (run.passes - run.drafts) * pass_seconds
+    pass_seconds = over(base.seconds, base.least_passes)
+    spent = run.seconds - (run.least_passes - run.drafts) * pass_seconds
     speedup = over(over(base.seconds, base.emitted), over(run.seconds, run.emitted))
     return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
 

@@ -1,10 +1,13 @@
 """The counts of an engine: for one answer, for a page of /metrics, for all answers of a file.
 
-Engines count calls *with a draft* only. Prefill emits the first of the n tokens of an answer. A
-call emits its accepted tokens and one more. A pass without a draft emits one. So n - 1 - a passes
-follow prefill, where a is the number of accepted tokens. The last call may also accept tokens
-beyond the end of an answer (max_tokens, a stop token): where an engine counts those, there may be
-up to that many more passes.
+A *draft* that is counted is a pass of one request that verifies one; it is also named a call.
+
+Some engines count every pass after prefill: SGLang and MLX, which verify a draft in each, and
+Spec-Bench (`counted_passes`). vLLM's answers count passes with a draft only, llama.cpp's none. For
+these two: prefill emits the first of the n tokens of an answer, a pass with a draft its accepted
+tokens and one more, a pass without a draft one. So n - 1 - a passes follow prefill, where a is the
+number of accepted tokens. The last pass may also accept tokens beyond the end of an answer
+(max_tokens, a stop token): where an engine counts those, there may be up to that many more passes.
 
 **An answer without counts says nothing about drafts.** Such counts are NaN, never 0.
 """
@@ -28,12 +31,12 @@ class EngineAnswer(NamedTuple):
     temperature: float  # of its sampling
     size: int | None  # number of tokens
     engine: str = ""  # its name; empty where nothing tells it
-    calls: float = math.nan  # with a draft
+    drafts: float = math.nan  # calls: passes that verify a draft
     drafted: float = math.nan  # tokens
     accepted: float = math.nan  # tokens
     counted_passes: float = math.nan  # after prefill, where the engine counts all of them
     histogram: list[int] | None = None  # how many calls accepted 0, 1, ... tokens
-    per_step: list[tuple[int, int]] | None = None  # (accepted, drafted) of every call in order
+    per_call: list[tuple[int, int]] | None = None  # (accepted, drafted), in order
     ended: bool = False  # by the model, so that all accepted tokens may lie behind its end
     seconds: float = math.nan  # of the whole request
     load: float = math.nan  # requests that were asked for at once
@@ -42,17 +45,17 @@ class EngineAnswer(NamedTuple):
 
     def without_drafts(self) -> EngineAnswer:
         """Return the same answer with counts of 0: nothing was drafted for it."""
-        return self._replace(calls=0, drafted=0, accepted=0, histogram=[], per_step=[])
+        return self._replace(drafts=0, drafted=0, accepted=0, histogram=[], per_call=[])
 
     @property
-    def passes(self) -> tuple[float, float]:
+    def passes_range(self) -> tuple[float, float]:
         """The least and the most passes after prefill."""
         if not math.isnan(self.counted_passes):
             return self.counted_passes, self.counted_passes
         if self.size is None or math.isnan(self.accepted):
             return math.nan, math.nan
         least = max(self.size - 1, 0) - self.accepted
-        with_draft = float(self.drafted > 0) if math.isnan(self.calls) else self.calls
+        with_draft = float(self.drafted > 0) if math.isnan(self.drafts) else self.drafts
         return max(least, with_draft), max(least + self.last_accepted, with_draft)
 
     @property
@@ -60,8 +63,8 @@ class EngineAnswer(NamedTuple):
         """The most tokens that the last call can have accepted beyond the end of the answer."""
         if self.ended:
             return int(self.accepted)
-        if self.per_step:
-            return self.per_step[-1][0]
+        if self.per_call:
+            return self.per_call[-1][0]
         return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
 
 
@@ -74,12 +77,12 @@ class Counts:
     """
 
     engine: str  # as of an answer
-    drafts: float  # calls with a draft; 0 without a drafter
+    drafts: float  # passes that verify a draft; 0 without a drafter
     drafted: float  # tokens
     accepted: float  # tokens, those of the target's own not counted
     by_place: Sequence[float]  # accepted at each position of a draft, empty where it is not told
-    passes: float  # the least that the counts allow
-    most_passes: float  # the most
+    least_passes: float  # that the counts allow
+    most_passes: float  # likewise
     emitted: float  # tokens of these passes
     seconds: float = math.nan  # that these passes took, added up over requests
     requests: float = math.nan  # that got a first token
@@ -101,11 +104,11 @@ class Counts:
     def load(self) -> float:
         """How many requests a step of the engine served, on average."""
         prefills = 0.0 if math.isnan(self.requests) else self.requests
-        return (self.passes + prefills) / (self.engine_steps or math.nan)
+        return (self.least_passes + prefills) / (self.engine_steps or math.nan)
 
     @property
     def tokens_per_pass(self) -> tuple[float, float]:
         """The least and the most tokens that a pass emits, of all passes."""
         least = self.emitted / (self.most_passes or math.nan)
-        most = self.emitted / (self.passes or math.nan)
+        most = self.emitted / (self.least_passes or math.nan)
         return least, most

@@ -33,14 +33,14 @@ def field_at(*path: str) -> Any:
     return Field(default=None, validation_alias=AliasPath(*path))
 
 
-class FormatError(Exception):
-    """An answer is wrong; the message follows its file and line."""
+class AnswerError(Exception):
+    """An answer can't be used; the message follows its file and line."""
 
 
-class Part(NamedTuple):
-    """An answer: a choice of an object, or all of it."""
+class AnswerPart(NamedTuple):
+    """The part of a JSON object that is one answer: one of its `choices`, or all of it."""
 
-    answer: str  # its name
+    name: str  # of the answer
     line: int  # where it stands
     request: Mapping[str, Any]  # what was asked, empty where the file does not have it
     body: Mapping[str, Any]  # the object
@@ -75,11 +75,11 @@ class AnswerFields(BaseModel):
         """The number of tokens, by the engine's own fields."""
         return None
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with the engine's counts of drafts, where it has some.
 
         Raises:
-            FormatError: the counts contradict each other.
+            AnswerError: the counts contradict each other.
         """
         return answer
 
@@ -104,61 +104,80 @@ class Engine:
     """An engine; as it is, any server with OpenAI's layout whose answers do not name their engine.
 
     Attributes:
-        name: as printed.
-        fields: the fields of its answers.
-        counts_remedy: how to make it count drafts in its answers.
-        leaves_out_zeros: whether it drafted nothing for an answer without counts, where others of
-            the file have some.
-        counts_full_drafts: whether its counts by position go up to the draft length.
-        cuts_drafts_at_limit: whether a draft never goes beyond the tokens that were asked for.
-        length_key: its setting of the draft length.
-        length_flags: the flags that set it; {n} tokens are drafted, {more} is one more.
-        schedule_key: its setting of the draft length by the number of requests that run, a list of
-            [first, last, length] from 1 on, both ends included; empty where it has none.
-        figures: what its log prints of drafts, by its own names: `MEAN_LENGTH`, `BY_POSITION` or
-            `RATE`.
-        logs_show_engine: whether `wrote` tells every answer of its with log-probabilities.
-        raw_remedy: how to make it log the model's own values.
-        processed: settings of a request that change the log-probabilities, and the error.
-        softmax_error_per_token: of a log-probability, in nats, for each token of the vocabulary.
-        metrics_prefix: with the sign behind it.
-        metrics_flag: the flag without which its server has no page of /metrics.
-        metrics: the meaning of each, without prefix and _total; empty where pages are not read.
-        gauges: meanings of metrics that may fall while a server runs.
-        counts_prefill: whether passes and tokens of a page include those of prefill.
-        decoding_waits: whether the seconds of a request's decoding hold the prefill of others.
-        model_owner: of its models in /v1/models; empty where `pipeline.ask` can't ask it.
-        endpoint: that answers one prompt.
-        version_place: the endpoint and the key of its version.
-        tells_no_drafts: whether a page without counts by position means that it does not draft.
+        name: The engine's name, as printed.
+
+        fields: The class that reads the fields of its answers.
+        counts_remedy: What the user does to make it count drafts in its answers.
+        leaves_out_zeros: Whether an answer without counts, in a file where others have some, means
+            that nothing was drafted for it.
+        counts_full_drafts: Whether its counts by position go up to the draft length; else they end
+            at the longest draft that was accepted.
+        cuts_drafts_at_limit: Whether it cuts a draft that would go beyond the tokens asked for.
+
+        length_key: The name of its setting of the draft length.
+        length_flags: The flags that set the draft length n: {n} is n, {more} is n + 1.
+        schedule_key: The name of its setting of a draft length for each number of requests: a list
+            of [first, last, length] from 1 on, both ends included. Empty where it has none.
+        figures: What its log prints of drafts: the engine's own name, mapped to `MEAN_LENGTH`,
+            `BY_POSITION` or `RATE`.
+
+        logs_show_engine: Whether `wrote` recognises each of its answers that has log-probabilities;
+            if not, its remedy is also offered for answers of an unknown engine.
+        raw_remedy: What the user does to make it log the model's own log-probabilities.
+        processed: Settings of a request that make its log-probabilities other than the model's own,
+            mapped to the error message of each.
+        softmax_error_per_token: The rounding error of a log-probability, in nats, for each token of
+            the vocabulary; 0 where it does not grow with the vocabulary.
+
+        metrics_prefix: What the names of its metrics begin with, up to and with the colon.
+        metrics_flag: The flag that gives its server a page of /metrics; empty where it always has
+            one.
+        metrics: The metrics that are read, without prefix and _total, mapped to what they count.
+            Empty where its pages are not read.
+        gauges: What is read from metrics that may fall while a server runs.
+        counts_prefill: Whether the passes and tokens of its page include those of prefill.
+        decoding_waits: Whether a request's decoding time includes waiting while other requests are
+            prefilled.
+        tells_no_drafts: Whether a page without counts by position means that its server does not
+            draft; else they may also be missing because nothing was drafted so far.
+
+        model_owner: The owner that its /v1/models names, by which `pipeline.ask` recognises it.
+            Empty where `pipeline.ask` can't ask it.
+        endpoint: The path to which `pipeline.ask` sends each prompt.
+        version_place: The path that tells its version, and the version's key in the reply.
     """
 
     name: ClassVar[str] = ""
+    # answers
     fields: ClassVar[type[AnswerFields]] = AnswerFields
     counts_remedy: ClassVar[str] = ""
     leaves_out_zeros: ClassVar[bool] = True
     counts_full_drafts: ClassVar[bool] = True
     cuts_drafts_at_limit: ClassVar[bool] = False
+    # draft length
     length_key: ClassVar[str] = "draft length"
     length_flags: ClassVar[str] = ""
     schedule_key: ClassVar[str] = ""
     figures: ClassVar[Mapping[str, str]] = {}
+    # log-probabilities
     logs_show_engine: ClassVar[bool] = True
     raw_remedy: ClassVar[str] = ""
     processed: ClassVar[Mapping[str, str]] = {}
     softmax_error_per_token: ClassVar[float] = 0.0
+    # page of metrics
     metrics_prefix: ClassVar[str] = ""
     metrics_flag: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, str]] = {}
     gauges: ClassVar[frozenset[str]] = frozenset()
     counts_prefill: ClassVar[bool] = False
     decoding_waits: ClassVar[bool] = False
+    tells_no_drafts: ClassVar[bool] = False
+    # server
     model_owner: ClassVar[str] = ""
     endpoint: ClassVar[str] = ""
     version_place: ClassVar[tuple[str, str]] = ("", "")
-    tells_no_drafts: ClassVar[bool] = False
 
-    def wrote(self, part: Part) -> bool:  # noqa: ARG002
+    def wrote(self, part: AnswerPart) -> bool:  # noqa: ARG002
         """Say whether the content of an answer shows that this engine wrote it."""
         return False
 
@@ -166,32 +185,32 @@ class Engine:
         """Say whether an object without `choices` is an answer in this engine's own layout."""
         return False
 
-    def read_fields(self, part: Part) -> AnswerFields:
+    def read_fields(self, part: AnswerPart) -> AnswerFields:
         """Return the fields of an answer.
 
         Raises:
-            FormatError: a field has another form.
+            AnswerError: a field has another form.
         """
         try:
             return self.fields.model_validate(self.field_places(part))
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             place = ".".join(map(str, wrong["loc"]))
-            raise FormatError(f"has {place}={wrong['input']!r:.60}: {wrong['msg']}") from error
+            raise AnswerError(f"has {place}={wrong['input']!r:.60}: {wrong['msg']}") from error
 
-    def field_places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: AnswerPart) -> dict[str, Any]:
         """Return an answer with what `fields` expects at its top."""
         return {**part.body, "ids": part.content.get("token_ids")}
 
-    def logged_entries(self, part: Part) -> Sequence[Any]:  # noqa: ARG002
+    def logged_entries(self, part: AnswerPart) -> Sequence[Any]:  # noqa: ARG002
         """Return the log-probabilities of an answer in this engine's own layout.
 
         They are those of the chat format, one entry a token.
 
         Raises:
-            FormatError: it has none, or they are not read.
+            AnswerError: it has none, or they are not read.
         """
-        raise FormatError(f"has log-probabilities of {self.name}, which are not read")
+        raise AnswerError(f"has log-probabilities of {self.name}, which are not read")
 
     def page_counts(self, sums: PageSums) -> Counts:
         """Return the counts of a page of /metrics."""
@@ -211,13 +230,13 @@ def check_histogram(histogram: Sequence[int], calls: int, accepted: int | None) 
     """Check that the calls by accepted tokens add up to the other counts.
 
     Raises:
-        FormatError: they do not.
+        AnswerError: they do not.
     """
     calls_there = sum(histogram)
     accepted_there = sum(tokens * times for tokens, times in enumerate(histogram))
     equal = (calls_there, accepted_there) == (calls, accepted)
     if not equal or len(histogram) > MAX_PLACES + 1:
-        raise FormatError(
+        raise AnswerError(
             f"has an acceptance_histogram of {calls_there} calls, {accepted_there} accepted tokens "
             f"and {len(histogram)} places, and counts of {calls} calls and {accepted} tokens"
         )

@@ -22,8 +22,8 @@ BROKEN = object()  # in the place of a value that can't be read
 DECODER = json.JSONDecoder()
 
 
-class FormError(Exception):
-    """A file has a form that can't be read; the message follows its path."""
+class UnreadableFileError(Exception):
+    """A file can't be read; the message follows its path."""
 
 
 def has_events(text: str) -> bool:
@@ -37,7 +37,8 @@ def json_values(text: str, broken: list[int]) -> Iterator[tuple[int, int, Any]]:
     The lines of what can't be read are added to `broken`.
 
     Raises:
-        FormError: an array of objects breaks off, or too many values over several lines do.
+        UnreadableFileError: an array of objects breaks off, or too many values over several lines
+            do.
     """
     if has_events(text):
         text = EVENT_FIELD.sub("", text)
@@ -79,7 +80,7 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
             except (ValueError, RecursionError):
                 breaks += 1
                 if breaks > MAX_BROKEN:
-                    raise FormError(
+                    raise UnreadableFileError(
                         f"holds JSON over several lines that breaks off {breaks} times, at last in "
                         f"line {_line(text, offset)}"
                     ) from None
@@ -126,8 +127,8 @@ def _elements(text: str, start: int) -> Generator[tuple[int, Any], None, int]:
         offset += 1
 
 
-def _broken_array(text: str, start: int, offset: int) -> FormError:
-    return FormError(
+def _broken_array(text: str, start: int, offset: int) -> UnreadableFileError:
+    return UnreadableFileError(
         f"holds a JSON array, from line {_line(text, start)} on, that breaks off in line "
         f"{_line(text, offset)}: give all of it, or one answer a line"
     )

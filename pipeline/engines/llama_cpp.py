@@ -30,12 +30,12 @@ from pipeline.engines.engine_base import (
     MEAN_LENGTH,
     OTHER,
     RATE,
+    AnswerError,
     AnswerFields,
+    AnswerPart,
     Count,
     Engine,
-    FormatError,
     PageSums,
-    Part,
     field_at,
     mapping,
 )
@@ -68,13 +68,13 @@ class TimingFields(AnswerFields):
         """The number of tokens."""
         return self.predicted_n
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:
         """Return the answer with these counts, and the seconds after prefill."""
         answer = answer._replace(decode_seconds=(self.predicted_ms or 0.0) / 1000 or math.nan)
         if self.draft_n is None:
             return answer
         if self.draft_n_accepted is None:
-            raise FormatError("has draft_n without draft_n_accepted")
+            raise AnswerError("has draft_n without draft_n_accepted")
         reasons = part.body.get("stop_type"), part.content.get("finish_reason")
         return answer._replace(
             drafted=self.draft_n,
@@ -94,7 +94,7 @@ class LlamaFields(TimingFields):
         """The number of tokens."""
         return self.predicted_n or self.tokens_predicted
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:
         """Return the answer with these counts."""
         answer = super().add_counts(answer, part)
         counts_drafts = self.cache_n is not None and self.predicted_n is not None
@@ -136,7 +136,7 @@ class LlamaCpp(Engine):
     endpoint = "/completion"
     version_place = ("/props", "build_info")
 
-    def wrote(self, part: Part) -> bool:
+    def wrote(self, part: AnswerPart) -> bool:
         """Say whether an answer has its layout, fingerprint, timings or ids of logged tokens."""
         if not part.is_choice:
             return self.has_layout(part.body)
@@ -151,16 +151,16 @@ class LlamaCpp(Engine):
         """Say whether an object is an answer of /completion."""
         return "completion_probabilities" in body or {"content", "stop"} <= set(body)
 
-    def field_places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: AnswerPart) -> dict[str, Any]:
         """Return an answer with its token ids."""
         ids = part.content.get("token_ids" if part.is_choice else "tokens")
         return {**part.body, "ids": ids}
 
-    def logged_entries(self, part: Part) -> Sequence[Any]:
+    def logged_entries(self, part: AnswerPart) -> Sequence[Any]:
         """Return the log-probabilities of an answer of /completion."""
         entries: Sequence[Any] | None = part.body.get("completion_probabilities")
         if entries is None:
-            raise FormatError("has no completion_probabilities: ask for n_probs=N")
+            raise AnswerError("has no completion_probabilities: ask for n_probs=N")
         return entries
 
     def page_counts(self, sums: PageSums) -> Counts:
@@ -174,7 +174,7 @@ class LlamaCpp(Engine):
             drafted=sums.get("drafted"),
             accepted=sums.get("accepted"),
             by_place=sums.by_place,
-            passes=passes,
+            least_passes=passes,
             most_passes=passes,
             emitted=sums.get("tokens"),
             seconds=sums.get("seconds"),

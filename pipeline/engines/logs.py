@@ -1,7 +1,8 @@
 """The log of an inference engine as trajectories of steps: their most probable tokens, in order.
 
 `read_log` ranks each list, checks that its values are log-probabilities of the whole vocabulary,
-and counts what is left out. What can't be is an error that names the file and the line.
+and counts the steps that are left out. What can't be left out is an error that names the file and,
+where it is known, the line.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from pipeline.core.errors import PipelineError
 from pipeline.engines.answer_files import read_answers
-from pipeline.engines.engine_base import Engine, Part
+from pipeline.engines.engine_base import AnswerPart, Engine
 from pipeline.engines.printed_text import counted
 from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
 from pipeline.engines.step_checks import (
@@ -50,8 +51,8 @@ Logged = Mapping[tuple[str, int], Sequence[Step]]
 class EngineLog:
     """The steps of a log, and its description.
 
-    `trajectories` are steps one behind the other, by their answer and its first step: an answer, or
-    what lies between two steps that are left out; in the order of the file, none empty.
+    `trajectories` maps (answer's name, index of the first step) to an unbroken run of steps. An
+    answer is split wherever a step is left out. They are in the order of the file, none empty.
     """
 
     trajectories: Logged
@@ -75,7 +76,7 @@ def read_log(
     """
     echoed = 0
 
-    def read(answer: Part) -> tuple[StepList, Engine, str]:
+    def read(answer: AnswerPart) -> tuple[StepList, Engine, str]:
         nonlocal echoed
         asked = [answer.request[key] for key in PROMPTS if answer.request.get(key)]
         prompt = json.dumps(asked[0]) if asked else ""
@@ -85,7 +86,7 @@ def read_log(
 
     answers, model, excluded = read_answers(path, read)
     excluded[ECHOED] += echoed
-    names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
+    names = _renamed_by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
     engines = [engine for _, engine, _ in answers.values()]
     engine = max(
@@ -153,10 +154,10 @@ def prompts_of(ids: Sequence[str]) -> list[str]:
     ]
 
 
-def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
-    """Return a name of each answer: of further ones to one prompt that of the first, and a number.
+def _renamed_by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
+    """Return the new name of each answer: further ones to one prompt are numbered after the first.
 
-    >>> _by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
+    >>> _renamed_by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
     {'a': 'a', 'b': 'b', 'c': 'a#1', 'd': 'd', 'e': 'e'}
     """
     first: dict[str, str] = {}
@@ -239,7 +240,10 @@ def _trajectories(
 def _numbered(
     path: Path, logged: Logged, vocab_size: int | None, size: int
 ) -> tuple[dict[tuple[str, int], list[Step]], dict[tuple[bytes, int], int]]:
-    """Return the steps with ids for their first tokens, the engine's or given here; and these."""
+    """Return the steps cut to their first `size` tokens, all tokens as ids; and the ids given here.
+
+    A token keeps the engine's id. One that is logged as text gets the next free id.
+    """
     kinds = {isinstance(step.emitted, int) for steps in logged.values() for step in steps}
     if len(kinds) > 1:
         raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")

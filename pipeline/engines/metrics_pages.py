@@ -37,10 +37,10 @@ PREFIXES = "|".join(engine.metrics_prefix for engine in ENGINES if engine.metric
 PAGE = re.compile(rf"# (HELP|TYPE) |({PREFIXES})")  # begins one
 STARTED = "process_start_time_seconds"
 COUNTED = (
-    "drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds", "requests",
-    "engine_steps",
+    "drafts", "drafted", "accepted", "least_passes", "most_passes", "emitted", "seconds",
+    "requests", "engine_steps",
 )  # fmt: skip
-NEEDED = ("passes", "emitted", "seconds")
+NEEDED = ("least_passes", "emitted", "seconds")
 MAX_COUNTER = 1e15  # of a counter; more is damage
 MAX_LINE_LENGTH = 10_000  # characters of a line; more are damage
 SHOWN = 60  # characters of a line in an error
@@ -83,7 +83,7 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
     by_place = [above - below for above, below in places]
     if engine_named(after.engine).counts_prefill:
         spent["requests"] = prompts or math.nan
-        for name in ("passes", "most_passes", "emitted"):
+        for name in ("least_passes", "most_passes", "emitted"):
             spent[name] -= prompts
     if any(math.isnan(spent[name]) for name in NEEDED):
         raise PipelineError(

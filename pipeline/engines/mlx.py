@@ -7,7 +7,7 @@ draft_rounds. Every pass after prefill verifies a draft, so the rounds are all p
 from __future__ import annotations
 
 from pipeline.engines.counts import EngineAnswer
-from pipeline.engines.engine_base import Count, Engine, Part, field_at, mapping
+from pipeline.engines.engine_base import AnswerPart, Count, Engine, field_at, mapping
 from pipeline.engines.llama_cpp import TimingFields
 
 OWN_TIMINGS = {"draft_rounds", "peak_memory"}
@@ -18,12 +18,12 @@ class MLXFields(TimingFields):
 
     draft_rounds: Count | None = field_at("timings", "draft_rounds")
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:
         """Return the answer with these counts."""
         answer = super().add_counts(answer, part)
         if self.draft_n is None or self.draft_rounds is None:
             return answer
-        return answer._replace(calls=self.draft_rounds, counted_passes=self.draft_rounds)
+        return answer._replace(drafts=self.draft_rounds, counted_passes=self.draft_rounds)
 
 
 class MLX(Engine):
@@ -32,6 +32,6 @@ class MLX(Engine):
     name = "MLX"
     fields = MLXFields
 
-    def wrote(self, part: Part) -> bool:
+    def wrote(self, part: AnswerPart) -> bool:
         """Say whether an answer has timings with what only mlx-vlm adds."""
         return not OWN_TIMINGS.isdisjoint(mapping(part.body.get("timings")))

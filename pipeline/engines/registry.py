@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engines.engine_base import Engine, Part
+from pipeline.engines.engine_base import AnswerPart, Engine
 from pipeline.engines.llama_cpp import LlamaCpp
 from pipeline.engines.mlx import MLX
 from pipeline.engines.sglang import SGLang
@@ -16,7 +16,7 @@ ENGINES: tuple[Engine, ...] = (VLLM(), SGLang(), MLX(), LlamaCpp(), SpecBench())
 UNKNOWN = Engine()  # a server with OpenAI's layout that does not say what it is
 
 
-def engine_of(part: Part) -> Engine:
+def engine_of(part: AnswerPart) -> Engine:
     """Return the engine whose marks an answer has, `UNKNOWN` where it has none."""
     return next((engine for engine in ENGINES if engine.wrote(part)), UNKNOWN)
 

@@ -39,7 +39,7 @@ def _counted(run: Run) -> dict[str, object]:
         "accepted by position": " ".join(_shown(".3f", rate) for rate in rates) or "-",
         "accepted of drafted": _accepted(counts),
         "tokens": _shown(",.0f", counts.emitted),
-        "passes": _shown(",.0f", counts.passes, counts.most_passes),
+        "passes": _shown(",.0f", counts.least_passes, counts.most_passes),
         "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
     }
 
@@ -103,7 +103,7 @@ def missing_counts(runs: Sequence[Run]) -> list[str]:
     """Return a line for each run that lacks a count, with what would give it."""
     lines = []
     for run in runs:
-        counts = {"drafts": run.counts.drafts, "passes": run.counts.passes}
+        counts = {"drafts": run.counts.drafts, "passes": run.counts.least_passes}
         lacking = [name for name, count in counts.items() if math.isnan(count)]
         if run.page is run.counts and run.counts.drafting and lacking:
             lines.append(

@@ -52,7 +52,7 @@ class Run:
     @property
     def draft_share(self) -> float:
         """The share of passes with a draft; NaN where it is not told."""
-        passes = (self.counts.passes + self.counts.most_passes) / 2
+        passes = (self.counts.least_passes + self.counts.most_passes) / 2
         return self.counts.drafts / passes if passes else math.nan
 
     @property
@@ -105,7 +105,7 @@ class Run:
     def acceptance(self) -> tuple[list[float], float]:
         """The accepted share of tested tokens, by position and of all; nothing where not told."""
         counts = self.counts
-        steps = [answer.per_step for answer in counts.answers.values()]
+        steps = [answer.per_call for answer in counts.answers.values()]
         if any(steps) and None not in steps:
             calls = [call for calls in steps for call in calls or ()]
             kept, tried = np.array(calls, dtype=np.intp).T
@@ -163,8 +163,8 @@ def read_run(path: Path, length: int | None = None) -> Run:
 def _with_page(answers: Counts, page: Counts) -> Counts:
     """Return the counts of answers with the passes of their page, which has all of them."""
     if answers.by_place:
-        passes = page.passes
-        return replace(answers, passes=passes, most_passes=passes, emitted=page.emitted)
+        passes = page.least_passes
+        return replace(answers, least_passes=passes, most_passes=passes, emitted=page.emitted)
     if page.drafts > 0 or answers.drafting is None:
         return replace(page, answers=answers.answers, excluded=answers.excluded)
     return answers

@@ -18,7 +18,7 @@ from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.secrets import without_secrets
 from pipeline.engines.answer_counts import read_answer
 from pipeline.engines.answer_layouts import answer_parts
-from pipeline.engines.engine_base import FormatError
+from pipeline.engines.engine_base import AnswerError
 from pipeline.engines.metrics_pages import read_page
 from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import ENGINES, engine_named, served_engines
@@ -168,7 +168,7 @@ def checked_answer(request: Any, body: Any) -> dict[str, Any]:
         raise PipelineError(f"the server sent no answer: {json.dumps(body):.200}")
     try:
         answer = read_answer(parts[0])
-    except FormatError as error:
+    except AnswerError as error:
         raise PipelineError(f"the server's answer {first_line(error)}") from error
     wanted = request["n_predict"] if "n_predict" in request else request["max_tokens"]
     size = len(answer.tokens or ()) if answer else 0

@@ -20,11 +20,11 @@ from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.engine_base import (
     MEAN_LENGTH,
     RATE,
+    AnswerError,
     AnswerFields,
+    AnswerPart,
     Count,
     Engine,
-    FormatError,
-    Part,
     check_histogram,
     mapping,
 )
@@ -47,7 +47,7 @@ class SGLangFields(AnswerFields):
     """Counts of one request."""
 
     tokens: Count | None = _field("completion_tokens")
-    calls: Count | None = _field(CALLS)
+    drafts: Count | None = _field(CALLS)
     drafted: Count | None = _field(
         "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"
     )
@@ -61,20 +61,25 @@ class SGLangFields(AnswerFields):
         """The number of tokens."""
         return self.tokens
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
-        """Return the answer with these counts; without its accepted tokens, those of the answer."""
-        if not self.calls:
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:  # noqa: ARG002
+        """Return the answer with these counts.
+
+        Where accepted tokens are left out, they follow from the size; NaN without a size.
+        """
+        if not self.drafts:
             return answer
         if self.histogram:
-            check_histogram(self.histogram, self.calls, self.accepted)
-        accepted = self.accepted
+            check_histogram(self.histogram, self.drafts, self.accepted)
+        accepted: float | None = self.accepted
         if accepted is None:
-            accepted = max((answer.size or 1) - 1 - self.calls, 0)
+            accepted = math.nan
+            if answer.size is not None:  # each pass emits its accepted tokens and one more
+                accepted = max(answer.size - 1 - self.drafts, 0)
         return answer._replace(
-            calls=self.calls,
+            drafts=self.drafts,
             drafted=math.nan if self.drafted is None else self.drafted,
             accepted=accepted,
-            counted_passes=self.calls,
+            counted_passes=self.drafts,
             histogram=self.histogram or None,
         )
 
@@ -98,7 +103,7 @@ class SGLang(Engine):
     processed = PROCESSED
     metrics_prefix = "sglang:"
 
-    def wrote(self, part: Part) -> bool:
+    def wrote(self, part: AnswerPart) -> bool:
         """Say whether an answer has what only SGLang adds."""
         return "meta_info" in part.body or "sglext" in part.body or "meta_info" in part.content
 
@@ -106,7 +111,7 @@ class SGLang(Engine):
         """Say whether an object is an answer of /generate."""
         return isinstance(body.get("meta_info"), Mapping)
 
-    def field_places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: AnswerPart) -> dict[str, Any]:
         """Return an answer with its counts, wherever they stand."""
         details = mapping(part.body.get("sglext")).get("spec_tokens_details")
         places = part.body.get("meta_info"), part.content.get("meta_info"), details
@@ -116,9 +121,9 @@ class SGLang(Engine):
         )
         return {**super().field_places(part), COUNTS: counts}
 
-    def logged_entries(self, part: Part) -> Sequence[Any]:  # noqa: ARG002
+    def logged_entries(self, part: AnswerPart) -> Sequence[Any]:  # noqa: ARG002
         """Refuse the log-probabilities of /generate."""
-        raise FormatError(
+        raise AnswerError(
             "is of SGLang's /generate, whose log-probabilities are not read: ask its "
             "/v1/completions, with logprobs=N"
         )

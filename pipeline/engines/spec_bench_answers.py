@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pipeline.engines.counts import MAX_PLACES, EngineAnswer
-from pipeline.engines.engine_base import AnswerFields, Engine, Part
+from pipeline.engines.engine_base import AnswerFields, AnswerPart, Engine
 
 
 class SpecBenchFields(AnswerFields):
@@ -18,7 +18,7 @@ class SpecBenchFields(AnswerFields):
 
     accept_lengths: list[Annotated[int, Field(ge=1, le=MAX_PLACES + 1)]]
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with these counts."""
         passes = len(self.accept_lengths)
         tokens = sum(self.accept_lengths)
@@ -31,10 +31,10 @@ class SpecBench(Engine):
     name = "Spec-Bench"
     fields = SpecBenchFields
 
-    def wrote(self, part: Part) -> bool:
+    def wrote(self, part: AnswerPart) -> bool:
         """Say whether an answer has the tokens of each pass."""
         return part.is_choice and part.content.get("accept_lengths") is not None
 
-    def field_places(self, part: Part) -> dict[str, Any]:
+    def field_places(self, part: AnswerPart) -> dict[str, Any]:
         """Return an answer with the tokens of each pass."""
         return {**super().field_places(part), "accept_lengths": part.content["accept_lengths"]}

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import first_line
-from pipeline.engines.engine_base import FormatError, Part, mapping
+from pipeline.engines.engine_base import AnswerError, AnswerPart, mapping
 from pipeline.engines.llama_cpp import SAMPLED
 from pipeline.engines.registry import ENGINES, engine_of
 
@@ -42,11 +42,11 @@ StepList = list[Step | None]  # None where the engine logged nothing
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)  # of values of another form
 
 
-def logged_steps(part: Part) -> tuple[StepList, int]:
+def logged_steps(part: AnswerPart) -> tuple[StepList, int]:
     """Return the steps of an answer, and the number of echoed prompt tokens before them.
 
     Raises:
-        FormatError: it has no log-probabilities, or processed ones.
+        AnswerError: it has no log-probabilities, or processed ones.
     """
     _check_settings(part)
     if not part.is_choice:
@@ -59,12 +59,12 @@ def logged_steps(part: Part) -> tuple[StepList, int]:
     elif isinstance(logprobs.get("tokens"), list):
         steps = _completions(logprobs, part.line)
     elif not logprobs:
-        raise FormatError(f"has no logprobs: {_remedy(part)}")
+        raise AnswerError(f"has no logprobs: {_remedy(part)}")
     echoed = _echoed(part, logprobs, len(steps))
     return steps[echoed:], echoed
 
 
-def _check_settings(part: Part) -> None:
+def _check_settings(part: AnswerPart) -> None:
     """Check that neither the request nor the answer's settings ask for processed values."""
     request = part.request
     settings = [request, request.get("sampling_params"), request.get("extra_body")]
@@ -74,10 +74,10 @@ def _check_settings(part: Part) -> None:
     for one in map(mapping, settings):
         for name, why in processed.items():
             if one.get(name):
-                raise FormatError(why)
+                raise AnswerError(why)
 
 
-def _remedy(part: Part) -> str:
+def _remedy(part: AnswerPart) -> str:
     """Say what to ask the endpoint of an answer for."""
     if "message" in part.content or "delta" in part.content:
         return "ask for logprobs=true and top_logprobs=N"
@@ -86,7 +86,7 @@ def _remedy(part: Part) -> str:
     return "ask for logprobs=true and top_logprobs=N (chat), logprobs=N (all others)"
 
 
-def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
+def _echoed(part: AnswerPart, logprobs: Mapping[str, Any], steps: int) -> int:
     """Return how many tokens of the prompt stand before those of a choice (echo=true)."""
     usage = part.body.get("usage") or {}
     prompt = part.request.get("prompt")
@@ -101,7 +101,7 @@ def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
     if type(size) is not int and isinstance(prompt, list):
         size = len(prompt)
     if type(size) is not int or not 0 <= size <= steps:
-        raise FormatError("echoes its prompt, and does not say how long it is: ask for echo=false")
+        raise AnswerError("echoes its prompt, and does not say how long it is: ask for echo=false")
     return size
 
 
@@ -111,7 +111,7 @@ def _described(entry: Mapping[str, Any] | None, line: int) -> Step | None:
         return None
     try:
         if "top_probs" in entry or "prob" in entry:
-            raise FormatError(SAMPLED)
+            raise AnswerError(SAMPLED)
         return _described_step(entry, line)
     except UNREADABLE as error:
         return _unreadable(line, error)
@@ -133,7 +133,7 @@ def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
     tops = logprobs.get("top_logprobs")
     if not isinstance(tops, list) or len(tops) != len(tokens):
         size = len(tops) if isinstance(tops, list) else "no"
-        raise FormatError(f"has {len(tokens)} tokens and {size} top_logprobs: ask for logprobs=N")
+        raise AnswerError(f"has {len(tokens)} tokens and {size} top_logprobs: ask for logprobs=N")
     log_probs = logprobs.get("token_logprobs") or [None] * len(tokens)
     steps = StepList()
     for token, log_prob, top in zip(tokens, log_probs, tops, strict=True):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from pipeline.engines.json_text import FormError
+from pipeline.engines.json_text import UnreadableFileError
 
 NATIVE_LISTS = ("tokens", "completion_probabilities")
 
@@ -56,7 +56,7 @@ class Streams:
         """Yield each answer with the line and number of its first chunk, in the file's order.
 
         Raises:
-            FormError: the chunks of several streams can't be told apart.
+            UnreadableFileError: the chunks of several streams can't be told apart.
         """
         streams = [*self._ended, *self._open.values()]
         for stream in sorted(streams, key=lambda one: (one.line, one.number)):
@@ -151,7 +151,7 @@ def _native(stream: _Stream) -> dict[str, Any]:
         entries += logged or [None] * len(new)
     predicted = stream.body.get("tokens_predicted")
     if isinstance(predicted, int) and max(len(tokens), len(entries)) > predicted:
-        raise FormError(
+        raise UnreadableFileError(
             f"holds {len(tokens)} tokens of one stream, from line {stream.line} on, that counts "
             f"{predicted}: several streams of one slot are mixed, give each its own file"
         )

@@ -243,11 +243,11 @@ class StudyChecker:
         for name, asked in drafted.items():
             predicted = [call[:2] for call in self._predict(run, asked) if call[0]]
             counts = asked.counts
-            if counts.per_step is None:
+            if counts.per_call is None:
                 beyond = min(counts.last_accepted, length)
                 replayed.add_sums(name, predicted, int(counts.accepted), beyond)
                 continue
-            calls = [(drafted, kept) for kept, drafted in counts.per_step]
+            calls = [(drafted, kept) for kept, drafted in counts.per_call]
             if self._config.drafter is not None:
                 replayed.certify(calls, self._along(asked).certified)
                 calls = [(length, kept) for _, kept in calls]  # shorter at an answer's end

@@ -26,12 +26,12 @@ from pipeline.engines.engine_base import (
     MEAN_LENGTH,
     OTHER,
     RATE,
+    AnswerError,
     AnswerFields,
+    AnswerPart,
     Count,
     Engine,
-    FormatError,
     PageSums,
-    Part,
     check_histogram,
     field_at,
     mapping,
@@ -46,47 +46,47 @@ _field = partial(field_at, "metrics", "speculative_decoding")
 class VLLMFields(AnswerFields):
     """Counts of one request."""
 
-    calls: Count | None = _field("num_spec_steps")
+    drafts: Count | None = _field("num_spec_steps")
     drafted: Count | None = _field("num_draft_tokens")
     accepted: Count | None = _field("num_accepted_draft_tokens")
     histogram: list[Count] | None = _field("acceptance_histogram")
     kept: list[Count] | None = _field("per_step_accepted")
     tried: list[Count] | None = _field("per_step_drafted")
 
-    def add_counts(self, answer: EngineAnswer, part: Part) -> EngineAnswer:  # noqa: ARG002
+    def add_counts(self, answer: EngineAnswer, part: AnswerPart) -> EngineAnswer:  # noqa: ARG002
         """Return the answer with these counts."""
-        if self.calls is None:
+        if self.drafts is None:
             return answer
         if self.accepted is None or self.drafted is None:
-            raise FormatError(
+            raise AnswerError(
                 "has num_spec_steps without num_accepted_draft_tokens, num_draft_tokens"
             )
         if self.histogram is not None:
-            check_histogram(self.histogram, self.calls, self.accepted)
+            check_histogram(self.histogram, self.drafts, self.accepted)
         return answer._replace(
-            calls=self.calls,
+            drafts=self.drafts,
             drafted=self.drafted,
             accepted=self.accepted,
             histogram=self.histogram,
-            per_step=self._per_step(),
+            per_call=self._per_call(),
         )
 
-    def _per_step(self) -> list[tuple[int, int]] | None:
+    def _per_call(self) -> list[tuple[int, int]] | None:
         """Return (accepted, drafted) of each call; None where they are not told apart."""
         if self.kept is not None and self.tried is not None:
-            per_step = list(zip(self.kept, self.tried, strict=False))
-        elif not self.calls:  # vLLM then lists none
-            per_step = []
+            per_call = list(zip(self.kept, self.tried, strict=False))
+        elif not self.drafts:  # vLLM then lists none
+            per_call = []
         else:
             return None
-        sums = len(per_step), sum(self.kept or ()), sum(self.tried or ())
-        counts = self.calls, self.accepted, self.drafted
-        if sums != counts or any(kept > tried for kept, tried in per_step):
-            raise FormatError(
-                f"has per_step_accepted and per_step_drafted that contradict {self.calls} calls, "
+        sums = len(per_call), sum(self.kept or ()), sum(self.tried or ())
+        counts = self.drafts, self.accepted, self.drafted
+        if sums != counts or any(kept > tried for kept, tried in per_call):
+            raise AnswerError(
+                f"has per_step_accepted and per_step_drafted that contradict {self.drafts} calls, "
                 f"{self.accepted} accepted and {self.drafted} drafted tokens"
             )
-        return per_step
+        return per_call
 
 
 class VLLM(Engine):
@@ -122,7 +122,7 @@ class VLLM(Engine):
     version_place = ("/version", "version")
     tells_no_drafts = True
 
-    def wrote(self, part: Part) -> bool:
+    def wrote(self, part: AnswerPart) -> bool:
         """Say whether an answer has vLLM's fingerprint or its counts of drafts."""
         if str(part.body.get("system_fingerprint")).startswith("vllm"):
             return True
@@ -148,7 +148,7 @@ class VLLM(Engine):
             drafted=drafted,
             accepted=accepted,
             by_place=sums.by_place,
-            passes=passes,
+            least_passes=passes,
             most_passes=passes,
             emitted=emitted,
             seconds=sums.get("seconds"),

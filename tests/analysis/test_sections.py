@@ -148,7 +148,7 @@ def test_a_timed_interval_that_misses_the_prediction_is_named(timed_at, named):
     known = missed_predictions(pd.DataFrame([run | {"of_timed_calls": 0.87}]), table)
     assert bool(unknown) == bool(known) == named
     lines = unknown + known
-    assert all("D with 2 drafted tokens" in line and "1.20 is predicted" in line for line in lines)
+    assert all("D, drafts of 2," in line and "1.20 is predicted" in line for line in lines)
     assert not any("1.25" in line for line in unknown)
     words = ["1.25 tokens per call", "1.75", "0.87 is predicted"]
     assert all(word in line for line in known for word in words)

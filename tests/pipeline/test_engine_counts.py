@@ -52,7 +52,7 @@ def rows(path, *values):
 def test_every_format_is_read(name, engine, numbers, passes, by_place):
     counts = read(FILES / name)
     found = [counts.drafts, counts.drafted, counts.accepted]
-    found += [counts.passes, counts.most_passes, counts.emitted]
+    found += [counts.least_passes, counts.most_passes, counts.emitted]
     assert found == pytest.approx([*numbers, *passes], nan_ok=True)
     assert (counts.engine, list(counts.by_place)) == (engine, list(by_place))
     assert counts.excluded == {}
@@ -64,7 +64,7 @@ def test_an_answer_without_a_draft_counts_its_passes(tmp_path):
     first, second = map(json.loads, (FILES / "llama.jsonl").read_text().splitlines())
     assert read(rows(tmp_path / "first", first)).tokens_per_pass == (11 / 5, 11 / 5)
     second |= {"tokens_predicted": None, "timings": {}}
-    assert math.isnan(read(rows(tmp_path / "untold", first, second)).passes)
+    assert math.isnan(read(rows(tmp_path / "untold", first, second)).least_passes)
 
 
 @pytest.mark.parametrize("sizes", [[(6, 5)], [(3, 5), (6, 5)]])
@@ -74,10 +74,13 @@ def test_a_drafted_answer_of_llama_took_a_pass(sizes, tmp_path):
                 "timings": {"predicted_n": size, "draft_n": 5, "draft_n_accepted": accepted}}
                for size, accepted in sizes]  # fmt: skip
     counts = read(rows(tmp_path / "answers", *answers))
-    assert counts.passes == counts.most_passes == len(sizes)
+    assert counts.least_passes == counts.most_passes == len(sizes)
     # a stop token: accepted tokens may lie behind the end of the answer
     counts = read(rows(tmp_path / "answers", *(row | {"stop_type": "eos"} for row in answers)))
-    assert (counts.passes, counts.most_passes) == (len(sizes), sum(size - 1 for size, _ in sizes))
+    assert (counts.least_passes, counts.most_passes) == (
+        len(sizes),
+        sum(size - 1 for size, _ in sizes),
+    )
 
 
 def test_a_stream_is_one_answer(tmp_path):
@@ -88,7 +91,12 @@ def test_a_stream_is_one_answer(tmp_path):
     lines = [f"data: {json.dumps(chunk | {'timings': of})}" for of in timings]
     path.write_text("\n\n".join([*lines, "data: [DONE]"]))
     counts = read(path)
-    assert (counts.emitted, counts.passes, counts.most_passes, counts.excluded) == (19, 9, 9, {})
+    assert (counts.emitted, counts.least_passes, counts.most_passes, counts.excluded) == (
+        19,
+        9,
+        9,
+        {},
+    )
 
 
 def test_servers_that_count_their_rounds(tmp_path):
@@ -97,13 +105,33 @@ def test_servers_that_count_their_rounds(tmp_path):
     choice = {"index": 0, "message": {}, "finish_reason": "length"}
     answers = [{"id": f"c{at}", "choices": [choice], "timings": timings} for at in range(10)]
     counts = read(rows(tmp_path / "rounds", *answers))
-    assert (counts.passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
+    assert (counts.least_passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
     choice["finish_reason"] = "stop"  # accepted tokens behind the end change no count of rounds
     counts = read(rows(tmp_path / "rounds", *answers))
-    assert (counts.engine, counts.passes, counts.most_passes) == ("MLX", 80, 80)
+    assert (counts.engine, counts.least_passes, counts.most_passes) == ("MLX", 80, 80)
     row = {"text": "x", "meta_info": {"completion_tokens": 106, "spec_verify_ct": 43}}
     counts = read(rows(tmp_path / "sglang", row))
-    assert (counts.engine, counts.emitted, counts.passes) == ("SGLang", 105, 43)
+    assert (counts.engine, counts.emitted, counts.least_passes) == ("SGLang", 105, 43)
+
+
+@pytest.mark.parametrize(("size", "accepted"), [(106, 62), (44, 0), (43, 0), (None, math.nan)])
+def test_calls_of_sglang_alone_give_accepted_tokens_only_with_a_size(size, accepted, tmp_path):
+    """43 calls emit what they accepted and 43 more, after the first token."""
+    counts = {"spec_verify_ct": 43} | ({} if size is None else {"completion_tokens": size})
+    read_counts = read(rows(tmp_path / "early", {"text": "x", "meta_info": counts}))
+    assert (read_counts.drafts, read_counts.least_passes) == (43, 43)
+    assert read_counts.accepted == pytest.approx(accepted, nan_ok=True)
+    assert math.isnan(read_counts.emitted) == (size is None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known"),
+    [(2, 2.0), (0.5, 0.5), (0, math.nan), (True, math.nan), ("2", math.nan), (10**8, math.nan)],
+)
+def test_seconds_of_an_answer_are_a_number_whole_or_not(seconds, known, tmp_path):
+    answer = {"custom_id": "a", "response": UNCOUNTED, "seconds": seconds}
+    (read_answer,) = read(rows(tmp_path / "answers", answer)).answers.values()
+    assert read_answer.seconds == pytest.approx(known, nan_ok=True)
 
 
 def test_names_of_a_branch_of_llama_cpp():
@@ -111,7 +139,7 @@ def test_names_of_a_branch_of_llama_cpp():
     names = ("draft_tokens 900", "draft_tokens_accepted 350", "draft_verify_steps 290",
              "n_decode_total 300", "n_busy_slots_per_decode 2")  # fmt: skip
     page = read_page("page", "".join(f"llamacpp:{name}\n" for name in names))
-    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 600)
+    assert (page.drafts, page.drafted, page.accepted, page.least_passes) == (290, 900, 350, 600)
 
 
 UNCOUNTED = {"id": "c", "choices": [{"index": 0, "message": {"content": "x"}}],
@@ -138,7 +166,7 @@ def test_counts_that_are_not_told_are_unknown(answer, remedy, tmp_path, capsys):
     path = rows(tmp_path / "answers", answer)
     counts = read(path)
     assert (counts.emitted, counts.drafting) == (63, None)
-    for number in (counts.drafts, counts.drafted, counts.accepted, counts.passes):
+    for number in (counts.drafts, counts.drafted, counts.accepted, counts.least_passes):
         assert math.isnan(number)
     engine.main([str(path)])
     header, row, line, _ = capsys.readouterr().out.splitlines()
@@ -150,7 +178,7 @@ def test_counts_that_are_not_told_are_unknown(answer, remedy, tmp_path, capsys):
 def test_llama_cpp_since_it_counts_the_cache_leaves_out_drafts_that_are_0(tmp_path):
     answer = LLAMA | {"timings": LLAMA["timings"] | {"cache_n": 0}}
     counts = read(rows(tmp_path / "answers", answer))
-    assert (counts.drafting, counts.passes, counts.tokens_per_pass) == (False, 63, (1, 1))
+    assert (counts.drafting, counts.least_passes, counts.tokens_per_pass) == (False, 63, (1, 1))
 
 
 SPELLINGS = [
@@ -180,7 +208,7 @@ def test_every_layout_of_sglang_is_read(place, names, tmp_path):
     counts = run.counts
     assert (counts.engine, run.length) == ("SGLang", 5)
     assert (counts.drafts, counts.drafted, counts.accepted) == (43, 215, 63)
-    assert (counts.passes, counts.most_passes, counts.emitted) == (43, 43, 105)
+    assert (counts.least_passes, counts.most_passes, counts.emitted) == (43, 43, 105)
     assert counts.tokens_per_pass == pytest.approx((2.4419, 2.4419), abs=1e-4)
     assert list(counts.by_place) == [32, 18, 7, 3, 3]
 
@@ -188,7 +216,7 @@ def test_every_layout_of_sglang_is_read(place, names, tmp_path):
 def test_sglangs_counts_are_found_beside_a_choices_other_information(tmp_path):
     answer = sglang("sglext", SPELLINGS[0])
     answer["choices"][0]["meta_info"] = {"id": "s"}
-    assert read(rows(tmp_path / "answers", answer)).passes == 43
+    assert read(rows(tmp_path / "answers", answer)).least_passes == 43
 
 
 def test_what_sglang_drafts_as_a_tree_has_no_length(tmp_path):
@@ -202,8 +230,8 @@ def test_sglangs_answers_that_were_not_asked_for_counts_stay_unknown(tmp_path):
     """One of a single token needs none: no pass follows prefill."""
     counted = sglang("sglext", SPELLINGS[0])
     short = UNCOUNTED | {"id": "short", "usage": {"completion_tokens": 1}}
-    assert read(rows(tmp_path / "answers", counted, short)).passes == 43
-    assert math.isnan(read(rows(tmp_path / "answers", counted, UNCOUNTED)).passes)
+    assert read(rows(tmp_path / "answers", counted, short)).least_passes == 43
+    assert math.isnan(read(rows(tmp_path / "answers", counted, UNCOUNTED)).least_passes)
 
 
 def test_sglangs_histogram_must_agree_with_its_counts(tmp_path):
@@ -218,7 +246,7 @@ def test_spec_benchs_answers(tmp_path):
               "wall_time": [1.0, 1.0], "accept_lengths": [3, 1, 4, 1, 1]}  # fmt: skip
     row = {"question_id": 81, "model_id": "m", "choices": [choice]}
     counts = read(rows(tmp_path / "answers", row))
-    assert (counts.engine, counts.passes, counts.emitted, counts.accepted) == (
+    assert (counts.engine, counts.least_passes, counts.emitted, counts.accepted) == (
         "Spec-Bench",
         5,
         10,
@@ -237,7 +265,7 @@ def test_vllms_generate_has_its_prompt_in_token_ids(tmp_path):
     line = {"request": {"token_ids": [1, 2], "sampling_params": {"temperature": 0.0}},
             "response": body | {"metrics": {"speculative_decoding": said}}}  # fmt: skip
     counts = read(rows(tmp_path / "answers", line))
-    assert (counts.passes, counts.most_passes, counts.emitted) == (14, 17, 38)
+    assert (counts.least_passes, counts.most_passes, counts.emitted) == (14, 17, 38)
     assert counts.answers["g"].prompt == [1, 2]
 
 
@@ -263,7 +291,7 @@ def test_what_is_left_out_is_counted(tmp_path):
     text = "\n".join([*lines, *others, lines[0], json.dumps(several)])
     path.write_bytes(gzip.compress(text.encode("utf-8-sig")))
     counts = read(path)
-    assert (counts.drafts, counts.passes) == (45, 45)
+    assert (counts.drafts, counts.least_passes) == (45, 45)
     assert counts.excluded == {
         "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
         "answers given again": 1, "answers of several choices": 1,
@@ -341,7 +369,7 @@ def page(folder, name):
 def test_the_pages_before_and_after_give_the_cost_of_a_step(tmp_path):
     """The sums of the pages by hand: 30 answers of 48 tokens, the first of each from the prompt."""
     alone, drafted = (page(tmp_path, name) for name in ("vllm_alone", "vllm_draft"))
-    assert (alone.passes, alone.emitted) == (1410, 1410)
+    assert (alone.least_passes, alone.emitted) == (1410, 1410)
 
     def spent(name, metric):
         pages = ((SAMPLES / f"{name}.{page}.txt").read_text() for page in ("before", "after"))
@@ -352,7 +380,7 @@ def test_the_pages_before_and_after_give_the_cost_of_a_step(tmp_path):
         spent(name, "inter_token_latency_seconds_sum") for name in ("vllm_alone", "vllm_draft")
     )
     passes = spent("vllm_draft", "inter_token_latency_seconds_count")
-    assert drafted.passes == passes
+    assert drafted.least_passes == passes
     assert drafted.drafted == 4 * drafted.drafts
     speed = gain(alone, drafted)
     assert speed.times == pytest.approx(base / with_drafts)
@@ -362,12 +390,12 @@ def test_the_pages_before_and_after_give_the_cost_of_a_step(tmp_path):
 def test_llama_cpp_counts_the_prompts_passes_too(tmp_path):
     """Of 1,440 tokens 1,410 come from passes after the prompts', and 168 were accepted drafts."""
     alone, drafted = (page(tmp_path, name) for name in ("llama_alone", "llama_ngram"))
-    assert (alone.passes, alone.emitted) == (1410, 1410)
-    assert (drafted.passes, drafted.emitted) == (1410 - 168, 1410)
+    assert (alone.least_passes, alone.emitted) == (1410, 1410)
+    assert (drafted.least_passes, drafted.emitted) == (1410 - 168, 1410)
     assert (drafted.drafted, drafted.drafts) == (284, 75)
     # passes without a draft cost what the target alone does
     mixed = (75 * gain(alone, drafted).cost + (1242 - 75)) / 1242
-    step_cost = drafted.seconds / drafted.passes / (alone.seconds / alone.passes)
+    step_cost = drafted.seconds / drafted.least_passes / (alone.seconds / alone.least_passes)
     assert mixed == pytest.approx(step_cost)
 
 

@@ -23,7 +23,7 @@ def pair(folder, before, after, **others):
 def test_the_difference_of_two_pages_is_that_of_their_series(tmp_path):
     """A replica that came up between them counts from 0."""
     counts = page_of(pair(tmp_path, BEFORE, {"0": 1500, "1": 1000, "2": 200}))
-    assert (counts.drafts, counts.drafted, counts.passes) == (700, 1400, 700)
+    assert (counts.drafts, counts.drafted, counts.least_passes) == (700, 1400, 700)
     assert counts.by_place == [0.8 * 700, 0.5 * 700]
     assert counts.requests == 35
 
@@ -71,7 +71,7 @@ def test_a_mean_may_fall(tmp_path):
         lines = (f"llamacpp:{key} {value}\n" for key, value in counters.items())
         (tmp_path / f"run.{name}.txt").write_text("".join(lines))
     counts = page_of(tmp_path / "run.after.txt")
-    assert (counts.passes, counts.load) == (300, 1)
+    assert (counts.least_passes, counts.load) == (300, 1)
 
 
 def test_a_restart_beside_answers_is_told(tmp_path):
@@ -111,7 +111,7 @@ def test_a_page_may_be_saved_in_other_ways(encode, tmp_path):
     path = tmp_path / "page"
     path.write_bytes(encode(metrics(BEFORE)))
     counts = page_of(path)
-    assert (counts.drafts, counts.passes, counts.emitted) == (2000, 2000, 4600)
+    assert (counts.drafts, counts.least_passes, counts.emitted) == (2000, 2000, 4600)
     assert counts.seconds == pytest.approx(40)
 
 
@@ -127,7 +127,7 @@ def test_a_page_without_the_counter_of_drafts_tells_the_rest(tmp_path, capsys):
     (tmp_path / "page").write_text("".join(line for line in lines if "num_drafts" not in line))
     counts = page_of(tmp_path / "page")
     assert math.isnan(counts.drafts)
-    assert (counts.drafted, counts.passes, counts.drafting) == (4000, 2000, True)
+    assert (counts.drafted, counts.least_passes, counts.drafting) == (4000, 2000, True)
     engine.main([str(tmp_path / "page")])
     screen = capsys.readouterr().out
     assert "- 0.625" in screen
@@ -142,7 +142,7 @@ def test_older_pages_of_llama_cpp_do_not_say_that_nothing_was_drafted(
     if drafted is not None:
         text += f"llamacpp:spec_decode_num_draft_tokens_total {drafted}\n"
     counts = read_page("page", text)
-    assert (counts.drafting, counts.passes, counts.emitted) == (drafting, 300, 640)
+    assert (counts.drafting, counts.least_passes, counts.emitted) == (drafting, 300, 640)
     (tmp_path / "page").write_text(text)
     engine.main([str(tmp_path / "page")])
     assert ("-: take a newer llama.cpp" in capsys.readouterr().out) == (drafting is None)

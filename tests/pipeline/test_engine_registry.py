@@ -102,11 +102,11 @@ def test_an_unknown_layout_is_refused_by_its_keys(body, tmp_path):
 def test_timings_of_mlx_do_not_say_that_nothing_was_drafted(tmp_path, capsys):
     """Of llama.cpp the same timings do; mlx-vlm drafted before it counted."""
     counts = read_answer_counts(rows(tmp_path / "llama", CHAT | {"timings": TIMINGS}))
-    assert (counts.engine, counts.drafting, counts.passes) == ("llama.cpp", False, 40)
+    assert (counts.engine, counts.drafting, counts.least_passes) == ("llama.cpp", False, 40)
     path = rows(tmp_path / "mlx", CHAT | {"timings": MLX_TIMINGS})
     counts = read_answer_counts(path)
     assert (counts.engine, counts.drafting, counts.emitted) == ("MLX", None, 40)
-    assert math.isnan(counts.passes)
+    assert math.isnan(counts.least_passes)
     engine.main([str(path)])
     assert "take a newer MLX" in capsys.readouterr().out
 
