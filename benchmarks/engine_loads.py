@@ -29,9 +29,9 @@ import pandas as pd
 from analysis.report.table import csv_text
 from analysis.statistics.bootstrap import Resampling
 from pipeline import ask, engine
+from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
-from pipeline.core.terminal import command
 from pipeline.engines.comparison import Speed, compare
 from pipeline.engines.runs import Run, read_run
 from pipeline.engines.runs_by_load import Load, compare_by_load
