@@ -29,9 +29,9 @@ import pandas as pd
 from analysis.report.table import csv_text
 from analysis.statistics.bootstrap import Resampling
 from pipeline import ask, engine
+from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
-from pipeline.core.terminal import command
 from pipeline.engines.speed.by_load import load_rows, predicted_rows
 from pipeline.engines.speed.comparison import Speed, compare
 from pipeline.engines.speed.loads import Load, compare_by_load

@@ -33,9 +33,11 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from pipeline import ask, cli, verify
+from pipeline.core.commands import CLOSED
+from pipeline.core.escaping import CONTROLS
 from pipeline.core.files import file_digest, remove
+from pipeline.core.interruption import INTERRUPTED
 from pipeline.core.paths import ROOT
-from pipeline.core.terminal import CLOSED, CONTROLS, INTERRUPTED
 from pipeline.settings.composition import composed
 from tests.pipeline.toy import status
 

@@ -42,8 +42,8 @@ from analysis.report import style
 from benchmarks import hostile
 from pipeline import cli, verify
 from pipeline.core.files import read_json
+from pipeline.core.interruption import INTERRUPTED, TERMINATED
 from pipeline.core.paths import ASSETS, ROOT
-from pipeline.core.terminal import INTERRUPTED, TERMINATED
 from pipeline.settings.composition import composed
 from pipeline.study import STAGES
 from tests.pipeline import tiny

@@ -31,11 +31,11 @@ import httpx2
 from filelock import FileLock, Timeout
 
 from conf.schema import MAX_NAME_BYTES
+from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import digest, slug
 from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
-from pipeline.core.terminal import command
 from pipeline.engines.answers.checksums import with_checksum
 from pipeline.engines.asking import servers
 from pipeline.engines.asking.saved_answers import (
@@ -67,7 +67,7 @@ class StudyPrompt(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
     """Ask the server that the command line names."""
-    with command(USAGE, __doc__, arguments):
+    with command(USAGE, __doc__, arguments, goes_on=True):
         urls, overrides = files_and_overrides(arguments)
         if len(urls) != 1:
             raise PipelineError(f"{len(urls)} addresses of a server were given, not one: {USAGE}")

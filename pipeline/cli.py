@@ -21,12 +21,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
+from pipeline.core.commands import run_as_command
 from pipeline.core.copies import bring_copy
 from pipeline.core.errors import EXPECTED, PipelineError, first_line, one_line
+from pipeline.core.interruption import raise_if_interrupted
 from pipeline.core.paths import CONF
 from pipeline.core.stage import Artifact, Task
 from pipeline.core.store import VERDICT, Store, relative
-from pipeline.core.terminal import go_on, terminal
 from pipeline.core.timings import timed_on
 from pipeline.settings.composition import OVERRIDE, composed, config_dirs, refuse, report_name
 
@@ -52,7 +53,7 @@ def main() -> None:
             f"error: {first} is not a command{nearest(first, COMMANDS)}: give one of "
             f"{', '.join(COMMANDS)}, or KEY=VALUE"
         )
-    with terminal():
+    with run_as_command():
         _, overrides = config_dirs(words)
         if all(map(OVERRIDE.match, overrides)) and words != ["help"]:
             _single(composed(words))  # without options Hydra would compose twice
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def _job(config: DictConfig) -> None:
-    with terminal():  # here as well: Hydra prints a line of its own about a failed job
+    with run_as_command():  # here as well: Hydra prints a line of its own about a failed job
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _point(config)
         else:
@@ -102,7 +103,7 @@ def _point(config: DictConfig) -> None:
     except BrokenPipeError:
         raise
     except Exception as error:
-        go_on()  # if a library made this of an interruption
+        raise_if_interrupted()  # if a library made this of an interruption
         if not isinstance(error, EXPECTED):
             traceback.print_exc()
         result = {"failed": one_line(error)}

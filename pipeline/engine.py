@@ -27,10 +27,10 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.statistics.bootstrap import Resampling
+from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import slug, write_whole
 from pipeline.core.store import relative
-from pipeline.core.terminal import command
 from pipeline.engines.printed_text import counted
 from pipeline.engines.speed.by_load import load_rows, load_table, rows_between
 from pipeline.engines.speed.comparison import Speed

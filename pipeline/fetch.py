@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
+from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError, collect_errors, first_line, raise_collected
 from pipeline.core.paths import ROOT
-from pipeline.core.terminal import command
 from pipeline.inputs.hub import hub_files
 from pipeline.inputs.hub_commits import cached_commit, keep_commit, newest_commit
 from pipeline.inputs.local_files import HEAD_FILES, MODEL_FILES, SMOLLM2, local_path
@@ -69,7 +69,7 @@ def _fetch(
 
 def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and fetch it."""
-    with command("python -m pipeline.fetch [OVERRIDES]", __doc__, overrides):
+    with command("python -m pipeline.fetch [OVERRIDES]", __doc__, overrides, goes_on=True):
         fetch(settings_of(composed(overrides)))
 
 

@@ -22,10 +22,10 @@ from analysis.acceptance.parameter_range import build_range
 from analysis.report.text import UNDEFINED, estimate_text, few_notes, rounded_down
 from analysis.rule_base import check_k
 from analysis.statistics.estimate import Estimate, interval_columns
+from pipeline.core.commands import command
 from pipeline.core.files import slug
 from pipeline.core.printed_tables import print_table, write_rows
 from pipeline.core.stage import Json
-from pipeline.core.terminal import command
 from pipeline.inputs.artifact_readers import StoredDistributions, read_steps, resampled
 from pipeline.settings.criteria import judged_by_logs, rule_errors
 from pipeline.study import Study

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pipeline.core.commands import command
 from pipeline.core.errors import DamagedError, PipelineError, one_line
 from pipeline.core.paths import OUTPUTS
 from pipeline.core.store import Store
-from pipeline.core.terminal import command
 from pipeline.inputs.integrity import SUMS
 from pipeline.inputs.integrity import damaged as damaged_model
 from pipeline.study import STAGES

@@ -53,7 +53,7 @@ ROOMS = {  # what each may import, besides itself: nothing that is made of it
         "statistics": {""},
         "trees": {""},
         "acceptance": {"", "certificates", "statistics"},
-        "decoding": {"", "statistics", "trees", "report.text"},
+        "decoding": {"", "statistics", "trees"},
         "report": {"", "certificates", "statistics", "trees", "acceptance", "decoding"},
     },
     "pipeline": {

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import file_digest, put, sync
-from pipeline.core.terminal import command
 from pipeline.inputs.integrity import SUMS, damaged
 from pipeline.inputs.local_files import SMOLLM2
 

@@ -23,7 +23,7 @@ from .judgement import Judgement, Steps, judge, slacks
 from .typical import usual_statistics
 
 Row = dict[str, Any]
-# by statistic the (P,) numerators and denominators
+# by statistic the (A,) numerators and denominators, one for each answer
 SourceCounts = Mapping[str, tuple[Integers, Integers]]
 SLACK_EDGES = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats
 SPECULATIVE = "speculative sampling"
@@ -89,7 +89,7 @@ def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
 
 
 def source_counts(judgement: Judgement, trajectories: Trajectories) -> SourceCounts:
-    """Return the numerators and denominators of `source_statistics` for one rule, by prompt."""
+    """Return the numerators and denominators of `source_statistics` for one rule, by answer."""
     steps = np.bincount(trajectories.answer_index)
     calls = count_calls(judgement.accepted_by_depth, trajectories, None)
     return {
@@ -102,10 +102,10 @@ def source_counts(judgement: Judgement, trajectories: Trajectories) -> SourceCou
 def source_statistics(
     by_rule: Mapping[str, SourceCounts], sources: Sequence[str], statistics: Resampling
 ) -> list[Row]:
-    """Return the acceptance of each rule over the prompts of each source.
+    """Return the acceptance of each rule over the answers of each source; each has its own prompt.
 
-    `by_rule` has the `source_counts` by the label of the rule, `sources` (P,) is the source of each
-    prompt. Rows have rule, source, the number of its prompts, and the statistics acceptance,
+    `by_rule` has the `source_counts` by the label of the rule, `sources` (A,) is the source of each
+    answer. Rows have rule, source, the number of its prompts, and the statistics acceptance,
     certified and measured_per_call of `rule_statistics` over these prompts alone.
     """
     rows = []

@@ -98,8 +98,9 @@ def typical_acceptance(
         law: of the directions: "normal"; heavier "laplace" and lighter "uniform" tails tell how
             much the answer depends on it.
         tokens: of each step, the most probable ones, that have a direction of their own, as far as
-            they are stored. The mass of all others counts as one token of average growth that never
-            leads. This is optimistic above 1 nat, or where the tail has much mass; with the whole
+            they are stored. The mass of all others counts as one token that never leads and grows
+            by exp(s^2 / 2), the mean of exp(s xi) of the normal law, whatever `law` is. This is
+            optimistic above 1 nat, or where the tail has much mass; with the whole
             vocabulary nothing is left out.
 
     Returns:
@@ -315,9 +316,10 @@ def total(values: Floats) -> float:
 def divergence_at(
     logs: Floats, log_tail: float, xi: Floats, s: float, mean: float, terms: Floats
 ) -> float:
-    """Return KL(p || q_s); the others grow as one token, by E exp(s xi) = exp(s^2 / 2).
+    """Return KL(p || q_s); the other tokens count as one, which grows by exp(s^2 / 2).
 
-    `terms` (K,) is room for the tokens' shares of the sum.
+    That is E exp(s xi) of the normal law; it stands for the other laws, too. `terms` (K,) is room
+    for the tokens' shares of the sum.
     """
     if s == 0.0:
         return 0.0
@@ -335,7 +337,8 @@ def divergence_at(
 def next_lead(logs: Floats, xi: Floats, lead: int, most: float) -> tuple[int, float]:
     """Return the line that next crosses that of `lead`, and s there; -1 if none does.
 
-    `most` is the largest of xi: as logs fall, no later line crosses before the one at that slope.
+    `most` is the largest of xi. Tokens are sorted by falling log p: if even the slope `most`,
+    starting at this token, would cross after `first`, no later token crosses earlier.
     """
     after = -1
     first = math.inf

@@ -22,9 +22,9 @@ from ..rule_base import Counts, Rule, Threshold
 from ..rules import Tree
 from ..topk import ROUNDING, Floats, TopK
 
-INNER_POINTS = 2048  # inside the boxes of all steps together, within the limits of each step's box
-MIN_POINTS = 16
-MAX_POINTS = 128
+INNER_POINTS = 2048  # test points in total, shared among the steps; but each step gets
+MIN_POINTS = 16  # at least so many
+MAX_POINTS = 128  # and at most so many
 # fractional steps that fill a square evenly (the plane's golden ratio: x^3 = x + 1)
 EVENLY = np.array([0.7548776662466927, 0.5698402909980532])
 

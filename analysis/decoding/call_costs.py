@@ -159,8 +159,9 @@ def predicted_speeds(
 ) -> pd.DataFrame:
     """Return tokens per call, the cost of a call and the speed at each draft length from 0.
 
-    `draft_seconds` is the time of a draft of any length, for look-up, which has no pass over the
-    prompt. None: both are in `seconds`.
+    `draft_seconds` are the seconds of one draft, the same at every length, for drafters that read
+    the text only, such as look-up; their pass over the prompt counts as 0. None: both times are
+    those in `seconds`.
     Intervals are over prompts (tokens), over rounds (cost), and over both (speed).
 
     Returns:

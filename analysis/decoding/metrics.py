@@ -75,7 +75,10 @@ class Decoded:
         return self.runs["tree"].notna()
 
     def baselines(self) -> list[int]:
-        """Return the baseline of each run; that of exponential races runs the same race."""
+        """Return for each run the run of the target alone at the same temperature.
+
+        Runs by exponential races are compared with the target-alone run that also uses races.
+        """
         keys = zip(self.runs["temperature"], self.runs["sampling"] == "races", strict=True)
         alone: dict[tuple[float, bool], int] = {}  # baselines come first
         return [alone.setdefault(key, run) for run, key in enumerate(keys)]
@@ -240,18 +243,23 @@ def formula_length(a: float, rho: float) -> float:
     """Return gamma*, the draft length of the largest `formula_speedup`; it need not be an integer.
 
     The root of -a^(g+1) log(a) (1 + g rho) = rho (1 - a^(g+1)), whose sides differ by a falling
-    function of g; 0 where already g = 0 is beyond it, inf where S grows forever.
+    function of g; 0 where already g = 0 is beyond it, inf where S grows forever. At a = 1,
+    S = (1 + g) / (1 + g rho) grows forever if rho < 1, and no draft is faster if rho >= 1.
 
-    >>> round(formula_length(0.8, 0.05), 2), formula_length(0.1, 0.5), formula_length(1.0, 0.1)
-    (7.86, 0.0, inf)
+    >>> round(formula_length(0.8, 0.05), 2), formula_length(0.1, 0.5)
+    (7.86, 0.0)
+    >>> formula_length(1.0, 0.1), formula_length(1.0, 2.0)
+    (inf, 0.0)
     """
 
     def slope(g: float) -> float:
         power: float = a ** (g + 1)
         return -power * math.log(a) * (1 + g * rho) - rho * (1 - power)
 
-    if rho <= 0 or a >= 1:
+    if rho <= 0:
         return math.inf if a > 0 else 0.0
+    if a >= 1:
+        return math.inf if rho < 1 else 0.0
     if a <= 0 or slope(0.0) <= 0:
         return 0.0
     end = 1.0

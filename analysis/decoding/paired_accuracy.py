@@ -46,10 +46,11 @@ def accuracy(
         One row for each task and run, with the columns of `answered.runs` and: items; right;
         accuracy and its interval (Wilson); lost and won, items that only the baseline or only this
         run has right; difference of accuracy, its interval (Agresti and Min) and McNemar's exact
-        p_value; within, whether the interval excludes a loss of `tolerated_loss`; falls, whether
-        it lies below 0; recovery, accuracy over the baseline's; changed, the share of answers that
-        differ from the baseline's; nats_given_up, the log-probability given up: how many nats per
-        token the emitted tokens are below the target's first choices, minus the baseline's;
+        p_value; within, whether the difference's interval lies entirely above -`tolerated_loss`;
+        falls, whether it lies entirely below 0; recovery, accuracy over the baseline's; changed,
+        the share of answers that differ from the baseline's; nats_given_up, the log-probability
+        given up: how many nats per token the emitted tokens are below the target's first choices,
+        minus the baseline's;
         departures, the share of tokens that are not the target's first choice; tokens_per_call with
         its interval over items; and speedup, the baseline's seconds per token over this run's.
     """
@@ -174,11 +175,12 @@ def wilson_interval(right: int, items: int, confidence: float) -> tuple[float, f
 def paired_difference_interval(
     lost: int, won: int, items: int, confidence: float
 ) -> tuple[float, float]:
-    """Return the interval of the second proportion minus the first (Agresti and Min 2005).
+    """Return the interval of the method's accuracy minus the target's, (won - lost) / items.
 
-    Wald's interval after adding 1/2 to each of the four cells of the paired table, so its width is
-    positive even without discordant pairs. It is too narrow where one cell is next to empty: at
-    0.95 and 316 items a true loss of 5 points is excluded in up to 4.4 % of samples, not 2.5 %.
+    It is that of Agresti and Min 2005: Wald's interval after adding 1/2 to each of the four cells
+    of the paired table, so its width is positive even without discordant pairs. It is too narrow
+    where one cell is next to empty: at 0.95 and 316 items a true loss of 5 points is excluded in up
+    to 4.4 % of samples, not 2.5 %.
     `lost` is c, `won` is b; `items` includes the concordant ones.
 
     >>> [round(end, 3) for end in paired_difference_interval(0, 0, 10, 0.95)]

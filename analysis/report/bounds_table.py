@@ -46,7 +46,7 @@ def bounds_table(targets: Mapping[str, Iterable[RuleSteps]], eps: float) -> Tabl
         "bounds",
         "How far the paper's theorems reach",
         f"A step is certified when its exact certificate R exceeds {eps:g} nats; the rule's "
-        "theorem asks for more, so fewer steps meet its condition. Medians over steps of the "
+        "theorem asks for more, so no other steps meet its condition. Medians over steps of the "
         "theorem's lower bound and of R, and how much of R the theorem gives. The other bounds "
         "and levels are in the CSV file.",
         concat_targets((target, rows) for target, _, rows in frames),

@@ -67,7 +67,8 @@ def decoding_table(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame])
         "Acceptance rate a: accepted over tested tokens, pooled and by draft position. τ: tokens "
         "emitted per call of the target; closed form: (1 − aⁿ⁺¹)/(1 − a), were tests independent. "
         "Agreement: positions with the token of the target alone. Differ: answers of strict greedy "
-        "that differ from it, at near-ties only (column largest_gap).",
+        "that differ from it; largest_gap in the CSV file: how far the two largest logits are "
+        "apart at most where an answer first differs.",
         data,
         rows_by_method(data, columns),
     )

@@ -99,7 +99,8 @@ def thresholds_figure(
 ) -> Figure | None:
     """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
 
-    `quality` is "accuracy" or "agreement", with the target alone. Each target's frame has a row for
+    `quality` names the column to draw: "accuracy", or "agreement" (with the tokens of the target
+    alone). Each target's frame has a row for
     each method: method, draft_length, temperature, theta (NaN for other rules), speedup and the
     quality, and their intervals if they have any.
     """

@@ -16,7 +16,11 @@ STATISTICS = {  # in the order of the table's rows
 
 
 def parts_table(results: Results) -> Table:
-    """Return the shares of `part_statistics`, or without a drafter the median certificates."""
+    """Return the table of `part_statistics`.
+
+    It has the size of each part and, for each rule, the accepted and certified shares with a
+    drafter, the median certificate without one.
+    """
     data = results["parts"]
     order = list(STATISTICS).index
     printed_rows = data.sort_values("statistic", key=lambda names: names.map(order), kind="stable")
@@ -30,8 +34,7 @@ def parts_table(results: Results) -> Table:
         "parts",
         "By logit gap and by position in the answer",
         f"Steps by the target's logit gap log p₀ − log p₁, and in the first and second half of its "
-        f"answers: {what}. Strict greedy accepts and certifies least where the gap is small; a "
-        "relaxed rule helps where its row exceeds that of strict greedy.",
+        f"answers: {what}. A relaxed rule helps where its row exceeds that of strict greedy.",
         data,
         table.rename(index=STATISTICS, level=0)
         .rename(index={**results.titles, "": ""}, level=1)

@@ -65,7 +65,7 @@ class Table:
 
     name: str  # of its files, for instance "table2"
     title: str  # its heading
-    caption: str  # at most three lines of plain text
+    caption: str  # plain text
     data: pd.DataFrame  # tidy numbers, as written to the CSV file
     # the cells as text. The name of its (last) index level is the heading of the first column
     cells: pd.DataFrame

@@ -100,16 +100,17 @@ class PromptBootstrap:
         answer_index: (N,) the answer each step belongs to, 0 .. A-1.
         answer_steps: (A,) number of steps of each answer.
         count: number of prompts.
-        weights: (B, G) multiplicity of each prompt in each of B resamples. To bound memory, more
-            than `MAX_GROUPS` prompts, or more than `MAX_WEIGHTS` / B, are resampled in G random
-            groups of equal size.
+        weights: (B, G) multiplicity of each prompt, or group of prompts, in each of B resamples. To
+            bound memory, no more than G = min(P, `MAX_GROUPS`, max(`ALWAYS_DRAWN`,
+            `MAX_WEIGHTS` // B)) are drawn. If there are more prompts than that, these are random
+            groups, whose sizes differ by at most one.
         confidence: of the intervals.
         tail: the share of draws beyond each end of an interval; NaN for a single prompt.
     """
 
     def __init__(
         self,
-        prompts: Any,
+        answers: Any,
         resamples: int,
         confidence: float,
         seed: int,
@@ -118,7 +119,7 @@ class PromptBootstrap:
         """Draw the resamples.
 
         Args:
-            prompts: (N,), a label of the answer each step belongs to: numbers, texts or other
+            answers: (N,), a label of the answer each step belongs to: numbers, texts or other
                 hashable objects.
             resamples: B.
             confidence: of the intervals.
@@ -129,7 +130,7 @@ class PromptBootstrap:
         Raises:
             ValueError: there is not one label per step.
         """
-        self.answer_index = numbered("prompts", prompts)
+        self.answer_index = numbered("prompts", answers)
         self.answer_steps = np.bincount(self.answer_index)
         if prompt_of_answer is None:
             group = np.arange(len(self.answer_steps))

@@ -13,8 +13,8 @@ of them not certified, and E the number of trajectories whose last step is certi
 All are ratios of sums over prompts, and these sums are all that a bootstrap over prompts needs.
 
 The end of a trajectory cuts its last call or streak, so no estimate exceeds the length of the
-trajectories. If more than the share `CENSORED` of the calls or streaks is cut, the estimate is
-printed as a lower bound.
+trajectories. If more than the share `CENSORED` of the calls, streaks or (``random_100``) steps is
+cut, the estimate is printed as a lower bound.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def run_lengths(
 
     Returns:
         One row for each level and estimator: eps; estimator; value, in tokens, with its interval
-        ci_low and ci_high; cut, the share of calls or streaks that the ends of trajectories cut;
-        failures, the number of steps that are not certified; failing_prompts, the number of answers
-        that have one; steps and prompts, their numbers.
+        ci_low and ci_high; cut, the share of calls, streaks or steps that the ends of trajectories
+        cut; failures, the number of steps that are not certified; failing_prompts, the number of
+        answers (of a prompt there may be several) that have one; steps and prompts, their numbers.
     """
     rows = []
     for level in sorted(eps):
@@ -91,7 +91,7 @@ def run_lengths(
         streaks = sums["streaks"]
         calls = failures + ends
         certified = steps - failures
-        estimators = {  # numerator, denominator, calls or streaks, and how many of these are cut
+        estimators = {  # numerator, denominator, segments (or steps), and how many of these are cut
             "per_call": (steps, calls, calls, ends),
             "mean_run": (certified, streaks, streaks, ends),
             RANDOM: (sums["from_any"], steps, steps, sums["any_cut"]),

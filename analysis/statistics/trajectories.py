@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers
 
-# A length is a lower bound if the ends of trajectories cut more than this share of its segments
+# A run length is a lower bound, printed with a ≥, if the ends of answers cut more than this share
+# of the calls, streaks or (`random_100`) steps that it is counted over
 CENSORED = 0.1
 
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from pipeline.core.environment import environment
 from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import digest, file_digest, put, remove, slug, sync, write_json
+from pipeline.core.interruption import raise_if_interrupted
 from pipeline.core.secrets import without_secrets
 from pipeline.core.stage import RECORD, TIMINGS, Artifact, Inputs, Out, Stage, Task
-from pipeline.core.terminal import go_on
 from pipeline.core.timings import Asked, in_words, machines
 
 TIMED = (TIMINGS, "index.html")  # files that depend on the clock, no part of the content
@@ -137,7 +137,7 @@ class Store:
         """
         damaged = Counter[Path]()
         while True:
-            go_on()
+            raise_if_interrupted()
             try:
                 artifact = self._found(task) or self._made(task)
                 self._tidy(task, artifact)

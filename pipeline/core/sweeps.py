@@ -20,12 +20,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.rule_base import Rule
+from pipeline.core.commands import run_as_command
 from pipeline.core.errors import DamagedError, PipelineError
 from pipeline.core.files import read_json, slug, write_json, write_whole
 from pipeline.core.printed_tables import print_table
 from pipeline.core.stage import Json
 from pipeline.core.store import relative
-from pipeline.core.terminal import terminal
 
 POINT = "point.json"
 # a rule's parameter with several values
@@ -48,7 +48,7 @@ class Sweep(Callback):
             SystemExit: the directory begins with ~, or a folder that a job would write to is a
                 symbolic link.
         """
-        with terminal():
+        with run_as_command():
             place = str(config.hydra.sweep.dir)
             if place.startswith("~"):
                 raise PipelineError(f"hydra.sweep.dir={place}: give the whole path, without ~")
@@ -65,7 +65,7 @@ class Sweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print and write the table and the plot; SystemExit with 1 if a point has failed."""
-        with terminal():
+        with run_as_command():
             directory = Path(config.hydra.sweep.dir)
             if not _points(directory):
                 overrides = " ".join(raw_overrides(config.hydra.overrides.task))

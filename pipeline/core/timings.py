@@ -20,7 +20,8 @@ from pipeline.core.files import json_digest
 if TYPE_CHECKING:
     from conf.schema import Device
 
-WHERE = ("device", "threads")  # what a command can ask for
+# files of the drivers of GPUs: without one of these torch finds no CUDA device
+DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 Record = Mapping[str, Any]  # an artifact's, as `pipeline.core.store` writes it
 Machine = dict[str, Any]
 
@@ -56,31 +57,62 @@ class Asked:
         it does not, timings of another processor suit as they are, because somebody copied them
         here; timings of this processor must be of the device and threads that it has. Timings of
         this processor rank higher, and so do timings that the same keys asked for.
+
         """
         measured = machines(record)
-        before = record.get("asked") or dict.fromkeys(WHERE)
+        before = record.get("asked") or dict.fromkeys(self.entries)
         here = of_this_machine(measured)
         if self.here and not here:
             return 0
-        for name, want in self.entries.items():
-            if want == before[name] or (want is None and not here):
-                continue
-            if name == "device":
-                want = _numbered(want or _own_device())
-            if any(_numbered(machine[name]) != want for machine in measured):
-                return 0
+        if not (
+            self._has_device(measured, before["device"], here=here)
+            and self._has_threads(measured, before["threads"], here=here)
+        ):
+            return 0
         return 1 + 2 * here + (before == self.entries)
+
+    def _has_device(self, measured: Sequence[Machine], before: str | None, *, here: bool) -> bool:
+        """Whether timings are of the asked device; `before` is what was asked for then.
+
+        What `auto` measured on a GPU is not compared: Ray's workers may have one, this process not.
+        """
+        if self.device is None and not here:
+            return True
+        devices = {_numbered(machine["device"]) for machine in measured}
+        if self.device == before and (self.device is not None or "cpu" not in devices):
+            return True
+        return devices <= {_numbered(self.device or own_device())}
+
+    def _has_threads(self, measured: Sequence[Machine], before: int | None, *, here: bool) -> bool:
+        """Whether timings are of the asked number of threads; `before` was asked for then.
+
+        What null measured is not compared with this process: Ray's workers may have other numbers.
+        """
+        if self.threads == before or (self.threads is None and not here):
+            return True
+        threads = {machine["threads"] for machine in measured}
+        return threads <= {own_threads() if self.threads is None else self.threads}
 
 
 def _numbered(device: object) -> object:
     return "cuda:0" if device == "cuda" else device
 
 
-def _own_device() -> str:
-    """Return what device.name=auto is here; it needs torch, which is slow to import."""
+def own_device() -> str:
+    """Return what device.name=auto is here; torch, slow to import, is asked if there is a GPU."""
+    if not any(Path(driver).exists() for driver in DRIVERS):
+        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@cache
+def own_threads() -> int:
+    """Return what device.threads=null is here: torch's threads, before anything sets them."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 def machines(record: Record) -> list[Machine]:

@@ -23,7 +23,7 @@ MAX_SIBLINGS = 64  # whose rates are measured
 
 
 def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> tuple[Method, ...]:
-    """Return the methods, with rates for the trees that need them to have a shape."""
+    """Return the methods; a tree whose shape depends on acceptance rates gets the measured ones."""
 
     def shaped(method: Method) -> Method:
         if method.tree is None or drafts is None or not method.needs_drafts:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json
-from pipeline.core.timings import processor
+from pipeline.core.timings import own_threads, processor
 from pipeline.models.products import weight_first
 
 Mark = float | torch.cuda.Event  # a point in time, from `mark`
@@ -46,14 +46,15 @@ def check_threads(threads: int | None) -> None:
 
 
 def set_up(device: torch.device, threads: int | None) -> None:
-    """Make `device` current, set the CPU threads (None leaves torch's choice), and keep TF32 off.
+    """Make `device` current, set the CPU threads (None: torch's own choice), and keep TF32 off.
 
     With TF32, products in float32 would keep only 10 bits of the mantissa. CuDNN's attention is
     off too: it makes a plan for every shape, and decoding has a new shape at each step.
     """
     check_threads(threads)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    own = own_threads()  # before it is changed, so that null means the same in every job of a sweep
+    if threads is not None or torch.get_num_threads() != own:
+        torch.set_num_threads(own if threads is None else threads)
     if device.type == "cuda":
         # before the first allocation: batches of many sizes would leave holes between blocks
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

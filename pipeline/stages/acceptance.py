@@ -14,7 +14,6 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.estimate import Estimate, censored_column
 from pipeline.core.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns, numbers
-from pipeline.core.errors import PipelineError
 from pipeline.core.files import digest
 from pipeline.core.stage import Json, Stage, Task, statistics_entries
 from pipeline.inputs.artifact_readers import read_steps
@@ -183,7 +182,7 @@ def judge_soundly(
     """Judge the drafts by each rule, and check that no certified draft is rejected.
 
     Raises:
-        PipelineError: one is, which is a bug.
+        AssertionError: one is, which is a bug of this project; it names the first step.
     """
     from analysis.acceptance.judgement import judge
 
@@ -194,7 +193,7 @@ def judge_soundly(
     for verdict, deep in judged_depths:
         if len(verdict.violations):
             step = int(verdict.violations[0])
-            raise PipelineError(
+            raise AssertionError(
                 f"{pair}: {len(verdict.violations)} steps are certified and rejected, which cannot "
                 f"be. The first: rule {verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{steps.position[step]}, KL {deep.kl[step]} < certificate {verdict.lower[step]}, "
@@ -296,7 +295,11 @@ STAGE = Stage(
             "lower": Column("float64", "lower end of the certificate"),
             "upper": Column("float64", "upper end"),
             "accepted": Column("bool", "the rule accepts the drafter's argmax"),
-            "certified": Column("bool", "kl, or full_kl where it is, is surely below lower"),
+            "certified": Column(
+                "bool",
+                "the step's KL (full_kl if that column exists) is below `lower` by more than "
+                "rounding errors, or the rule rejects nothing there",
+            ),
         },
         "statistics": RULE
         | {  # analysis.acceptance.drafter

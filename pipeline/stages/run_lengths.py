@@ -74,7 +74,7 @@ STAGE = Stage(
             **INTERVAL,
             **CUT,
             "failures": Column("int64", "steps not certified at eps"),
-            "failing_prompts": Column("int32", "prompts with such a step"),
+            "failing_prompts": Column("int32", "answers with such a step"),
             **COUNTED,
             "steps": Column("int64", "all steps"),
         }

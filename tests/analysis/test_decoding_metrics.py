@@ -245,6 +245,10 @@ def test_the_formulas_at_50_digits(a, rho):
 
 def test_the_formulas_at_their_ends_and_beside_what_was_measured():
     assert decoding.formula_length(0.8, 0.0) == decoding.formula_length(1.0, 0.3) == math.inf
+    # at a = 1, S is (1 + g) / (1 + g rho): at rho = 1 the same for every length, beyond it falling
+    lengths = [decoding.formula_length(1.0, rho) for rho in (0.0, 1 - 1e-9, 1.0, 1 + 1e-9, 3.0)]
+    assert lengths == [math.inf, math.inf, 0, 0, 0]
+    assert decoding.formula_speedup(1.0, 1, 3.0) < decoding.formula_speedup(1.0, 0, 3.0) == 1
     assert decoding.formula_length(0.0, 0.0) == decoding.formula_length(0.0, 0.1) == 0
     # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one
     assert decoding.formula_speedup(0.9, 5, 0.5) < decoding.formula_speedup(0.75, 5, 0.02)

@@ -293,6 +293,12 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
         assert found.loc[name, "ci_high"] == ordered[-1]
     assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
     assert (found["failures"] == sum(part.count(False) for part in flags)).all()
+    steps = Trajectories.from_positions(np.concatenate([np.arange(len(part)) for part in flags]))
+    index = steps.answer_index
+    of_two = PromptBootstrap(index, 5, 0.95, 0, np.array([0, 0, 0, 0, 1, 1, 1]))
+    by_prompt = run_lengths(np.concatenate(flags).astype(float), [0.5], steps, of_two)
+    assert (by_prompt["prompts"] == 2).all()
+    assert (by_prompt["failing_prompts"] == found["failing_prompts"].to_numpy()).all()  # answers
 
 
 def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_ends():

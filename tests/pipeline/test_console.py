@@ -5,18 +5,22 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 
 from conf import schema
 from pipeline import cli
+from pipeline.core import commands
+from pipeline.core.commands import CLOSED
 from pipeline.core.errors import collect_errors
+from pipeline.core.interruption import INTERRUPTED, TERMINATED
 from pipeline.core.paths import ROOT
-from pipeline.core.terminal import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.settings.composition import composed
 
-BEGIN = "from pipeline.core.terminal import terminal\nwith terminal():\n "
+BEGIN = "from pipeline.core.commands import run_as_command\nwith run_as_command():\n "
 GOES_ON = ": the same command goes on from here\n"
 KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 
@@ -73,13 +77,40 @@ LOST = f"try:\n  {KILL.format(2)}\n except BaseException: pass\n print('went on'
         (REPLACED.replace("AttributeError", "SystemExit"), TERMINATED, "", "terminated"),
         (REPLACED.replace("AttributeError", "PipelineError"), TERMINATED, "", "terminated"),
         (LOST, INTERRUPTED, "went on\n", "interrupted"),
-        (f"with terminal():\n  {KILL.format(2)}", INTERRUPTED, "", "interrupted"),
-        (f"with terminal(): print('done')\n {KILL.format(15)}", TERMINATED, "done\n", "terminated"),
+        (f"with run_as_command():\n  {KILL.format(2)}", INTERRUPTED, "", "interrupted"),
+        (
+            f"with run_as_command(): print('done')\n {KILL.format(15)}",
+            TERMINATED,
+            "done\n",
+            "terminated",
+        ),
     ],
 )
 def test_an_interruption_stays_one_whatever_becomes_of_it(body, status, printed, said):
     done = run(body, "from pipeline.core.errors import PipelineError\n")
     assert (done.returncode, done.stdout, done.stderr) == (status, printed, said + GOES_ON)
+
+
+@pytest.mark.parametrize("body", ["raise KeyboardInterrupt", "A()"])
+def test_a_command_that_begins_again_does_not_promise_to_go_on(body):
+    begin = f"class A:\n  def __del__(self): {KILL.format(2)}\n"
+    begin += "from pipeline.core.commands import command\n"
+    done = run(f"with command('', '', []):\n  {body}", begin)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "interrupted\n")
+
+
+def test_ask_and_fetch_go_on_and_the_other_commands_begin_again(monkeypatch):
+    said = {}
+
+    def recorded(*, goes_on):
+        said[name] = goes_on
+        return nullcontext()
+
+    monkeypatch.setattr(commands, "run_as_command", recorded)
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            import_module(f"pipeline.{name}").main(["--help"])
+    assert [name for name in cli.COMMANDS if said[name]] == ["ask", "fetch"]
 
 
 def test_an_interruption_of_an_exec_has_its_own_status(tmp_path):
@@ -98,7 +129,7 @@ def test_a_signal_after_the_end_and_a_second_one_end_the_process_at_once():
     twice = f"try:\n  {KILL.format(2)}\n finally:\n  {{}}\n  {KILL.format(15)}\n  print('tidied')"
     same = run(twice.format("pass"))  # as `timeout` sends it twice
     assert (same.returncode, same.stdout) == (INTERRUPTED, "tidied\n")
-    second = run(twice.format("import pipeline.core.terminal as e; e.TWICE = 0"))
+    second = run(twice.format("import pipeline.core.interruption as e; e.TWICE = 0"))
     assert (second.returncode, second.stdout) == (-signal.SIGTERM, "")
 
 

@@ -14,10 +14,10 @@ import torch
 from conf.schema import Execution
 from pipeline.core import workers as worker_module
 from pipeline.core.errors import PipelineError
+from pipeline.core.interruption import TERMINATED
 from pipeline.core.paths import ROOT
 from pipeline.core.shards import compute_shards
 from pipeline.core.stage import Out, Runtime, Task
-from pipeline.core.terminal import TERMINATED
 from pipeline.core.workers import allocate
 from pipeline.stages import distributions
 from tests import methods
@@ -150,9 +150,9 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     pytest.importorskip("ray")
     script = (
         "import os, threading, time\n"
-        "from pipeline.core.terminal import terminal\n"
+        "from pipeline.core.commands import run_as_command\n"
         "from pipeline.core.workers import connect\n"
-        "with terminal():\n"
+        "with run_as_command():\n"
         " ray = connect()\n"
         " threading.Timer(5, os.kill, (os.getpid(), 15)).start()\n"
         " ray.get(ray.remote(lambda: time.sleep(60)).remote())\n"

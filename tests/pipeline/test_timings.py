@@ -1,17 +1,28 @@
 """Timings belong to a machine: timed again where another is asked for, else shown and named."""
 
 import multiprocessing
+import os
 import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from filelock import FileLock
 
 from conf.schema import Device
 from pipeline import cli
 from pipeline.core import shards, timings
 from pipeline.core.shards import compute_shards, nested, write_tables
-from pipeline.core.timings import Asked, distinct, in_words, machines, processor, timed_on
+from pipeline.core.timings import (
+    Asked,
+    distinct,
+    in_words,
+    machines,
+    own_threads,
+    processor,
+    timed_on,
+)
+from pipeline.models.devices import set_up
 from pipeline.settings.composition import composed
 from pipeline.study import STAGES, Study
 from tests.pipeline import toy
@@ -44,11 +55,16 @@ CARRIED = {"processor": ELSEWHERE}
         (record((None, 1)), Asked(None, 2), False),
         (record((None, 1)), Asked("cpu", 1), True),
         (record((None, 1)), Asked("cuda", 1), False),
-        (record((None, 1)), Asked(None, None), False),  # this machine has more
+        (record((None, 1)), Asked(None, None), False),
+        (record((None, 2), threads=2), Asked(None, None), True),
+        (record((None, 3), threads=3), Asked(None, None), False),
+        (record((None, 2), threads=2, **CARRIED), Asked(None, 2), True),
         (record(threads=2), Asked(None, 2), True),  # which is what it has
         (record(threads=2), Asked(None, 3), False),
         (record(threads=2), Asked(None, None), True),
         (record(("cuda", None), device="cuda", gpu="H"), Asked(None, None), False),
+        (record(device="cuda", gpu="H"), Asked(None, None), True),  # as of Ray's workers
+        (record(("cpu", None), device="cpu"), Asked(None, None), True),
         (record(device="cuda", gpu="H"), Asked("cuda:0", None), True),
         (record(device="cuda:0", gpu="H"), Asked("cuda", None), True),
         (record(device="cuda:1", gpu="H"), Asked("cuda", None), False),
@@ -61,8 +77,44 @@ CARRIED = {"processor": ELSEWHERE}
         (record((None, 1)), Asked(None, 1, here=True), True),
     ],
 )
-def test_timings_suit_what_is_asked_for(made, asked, suits):
+def test_timings_suit_what_is_asked_for(made, asked, suits, monkeypatch):
+    """On a machine with two threads and without a GPU."""
+    monkeypatch.setattr(timings, "own_threads", lambda: 2)
+    monkeypatch.setattr(timings, "own_device", lambda: "cpu")
     assert bool(asked.rank(made)) == suits
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "suits"),
+    [
+        (record(), Asked(None, None), False),
+        (record(), Asked("cpu", None), True),
+        (record(("cpu", None)), Asked(None, None), False),
+        (record(device="cuda", gpu="H"), Asked(None, None), True),
+        (record(("cuda", None), device="cuda:0", gpu="H"), Asked(None, None), True),
+        (record(**CARRIED), Asked(None, None), True),
+    ],
+)
+def test_a_gpu_that_was_added_is_another_device(made, asked, suits, monkeypatch):
+    monkeypatch.setattr(timings, "own_device", lambda: "cuda")
+    assert bool(asked.rank(made)) == suits
+    old = {key: value for key, value in made.items() if key != "asked"}  # as 1.0 wrote it
+    if made["asked"] == {"device": None, "threads": None}:
+        assert asked.rank(old) == asked.rank(made)
+
+
+def test_null_is_what_torch_had_before_it_was_set():
+    """Another job of a sweep may have set it."""
+    had = torch.get_num_threads()
+    own = own_threads()
+    other = 1 if own > 1 else min(2, os.cpu_count())
+    try:
+        for threads, has in ((None, own), (other, other), (None, own)):
+            set_up(torch.device("cpu"), threads)
+            assert torch.get_num_threads() == has
+        assert own_threads() == own
+    finally:
+        torch.set_num_threads(had)
 
 
 def test_timings_of_this_machine_come_first_then_those_of_the_same_words():

@@ -137,7 +137,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=62,
+    version=63,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
