@@ -18,7 +18,7 @@ from analysis.statistics.trajectories import Trajectories
 from analysis.topk import PART, TopK
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Json, Task
-from pipeline.engines.logs import prompts_of
+from pipeline.engines.answers.logs import prompts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

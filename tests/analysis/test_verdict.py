@@ -27,7 +27,7 @@ from analysis.report.text import speed_texts
 from analysis.report.verdict_sentences import advise
 from analysis.rules import Additive, StrictGreedy
 from analysis.statistics.estimate import Estimate
-from pipeline.engines.comparison import Speed
+from pipeline.engines.speed.comparison import Speed
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
 COMMAND = "python -m pipeline study=s"
