@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import rules
     from .acceptance.judgement import Steps, judge
-    from .acceptance.typical import typical_acceptance
+    from .acceptance.usual_drafter import typical_acceptance
     from .certificates.certify import certify, extremal_draft
     from .statistics.prompts import prompt_bootstrap
     from .topk import TopK
@@ -24,7 +24,7 @@ _HOMES = {
     "extremal_draft": ".certificates.certify",
     "judge": ".acceptance.judgement",
     "prompt_bootstrap": ".statistics.prompts",
-    "typical_acceptance": ".acceptance.typical",
+    "typical_acceptance": ".acceptance.usual_drafter",
 }
 __all__ = [
     "RuleError", "Steps", "TopK", "certify", "extremal_draft", "judge", "prompt_bootstrap", "rules",

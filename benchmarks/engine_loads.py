@@ -32,11 +32,11 @@ from pipeline import ask, engine
 from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError
 from pipeline.core.paths import ROOT
-from pipeline.engines.comparison import Speed, compare
-from pipeline.engines.runs import Run, read_run
-from pipeline.engines.runs_by_load import Load, compare_by_load
-from pipeline.engines.schedule import Ranges, draft_lengths
-from pipeline.engines.speed_by_load import load_rows, predicted_rows
+from pipeline.engines.speed.by_load import load_rows, predicted_rows
+from pipeline.engines.speed.comparison import Speed, compare
+from pipeline.engines.speed.loads import Load, compare_by_load
+from pipeline.engines.speed.runs import Run, read_run
+from pipeline.engines.speed.schedule import Ranges, draft_lengths
 from pipeline.study import Study
 from tools import engines, smollm2
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from analysis.acceptance.judgement import Judgement, Steps, judge
-from analysis.acceptance.typical import typical_acceptance
+from analysis.acceptance.usual_drafter import typical_acceptance
 from analysis.certificates.certify import certify
 from analysis.certificates.kernel import Certificates
 from analysis.report.table import csv_text

@@ -36,18 +36,18 @@ from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.files import digest, slug
 from pipeline.core.shards import progress_bar
 from pipeline.core.store import relative
-from pipeline.engines import servers
-from pipeline.engines.answer_checksums import with_checksum
-from pipeline.engines.metrics_pages import read_page
-from pipeline.engines.printed_text import printable
-from pipeline.engines.registry import engine_named
-from pipeline.engines.saved_answers import (
+from pipeline.engines.answers.checksums import with_checksum
+from pipeline.engines.asking import servers
+from pipeline.engines.asking.saved_answers import (
     check_same_server,
     mean_in_flight,
     read_answered,
     write_json,
     write_page,
 )
+from pipeline.engines.metrics_pages import read_page
+from pipeline.engines.printed_text import printable
+from pipeline.engines.registry import engine_named
 from pipeline.settings.composition import files_and_overrides
 from pipeline.study import Study
 

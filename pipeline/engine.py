@@ -31,14 +31,14 @@ from pipeline.core.commands import command
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import slug, write_whole
 from pipeline.core.store import relative
-from pipeline.engines.comparison import Speed
 from pipeline.engines.printed_text import counted
-from pipeline.engines.recommendation import recommendation
-from pipeline.engines.run_table import engine_figures, missing_counts, run_table, source_table
-from pipeline.engines.runs import Run, read_run, run_files
-from pipeline.engines.runs_by_load import Load, compare_by_load
-from pipeline.engines.schedule import schedule, what_if
-from pipeline.engines.speed_by_load import load_rows, load_table, rows_between
+from pipeline.engines.speed.by_load import load_rows, load_table, rows_between
+from pipeline.engines.speed.comparison import Speed
+from pipeline.engines.speed.loads import Load, compare_by_load
+from pipeline.engines.speed.recommendation import recommendation
+from pipeline.engines.speed.run_table import engine_figures, missing_counts, run_table, source_table
+from pipeline.engines.speed.runs import Run, read_run, run_files
+from pipeline.engines.speed.schedule import schedule, what_if
 from pipeline.settings.composition import composed, files_and_overrides, settings_of
 
 USAGE = "python -m pipeline.engine BASE... SPEC... [OVERRIDES]"
@@ -134,7 +134,7 @@ def _write(loads: Sequence[Load], folder: Path) -> None:
 
 def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
     """Print the checks of each run with drafts; return whether all passed."""
-    from pipeline.engines.study_checks import StudyChecker
+    from pipeline.engine_checks import StudyChecker
     from pipeline.study import Study
 
     study = Study("stage=drafts", *overrides)

@@ -218,7 +218,7 @@ class SolvedTarget:
         At the KL `solve.eps` of every step, and at the KLs of the study's drafter.
         """
         from analysis.acceptance.judgement import judge
-        from analysis.acceptance.typical import usual_statistics
+        from analysis.acceptance.usual_drafter import usual_statistics
 
         rules = self._study.rules
         eps = self._wanted.eps

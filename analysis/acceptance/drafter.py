@@ -20,7 +20,7 @@ from ..statistics.prompts import prompt_bootstrap
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import Floats
 from .judgement import Judgement, Steps, judge, slacks
-from .typical import usual_statistics
+from .usual_drafter import usual_statistics
 
 Row = dict[str, Any]
 # by statistic the (A,) numerators and denominators, one for each answer
@@ -71,7 +71,7 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 def statistics_table(steps: Steps, rules: Sequence[Rule]) -> pd.DataFrame:
     """Return a table of `rule_statistics`: a row for each rule, a column for each statistic.
 
-    The first statistic is `usual_drafter`, what the model of `typical` predicts at these KLs.
+    The first statistic is `usual_drafter`, what the model of that name predicts at these KLs.
     """
     if not len(steps):
         raise ValueError("there are no steps")

@@ -20,7 +20,7 @@ from ..topk import Floats
 from .parameter_range import build_range
 from .solve import Goal, solve_all
 from .target import Target
-from .typical import LAWS, draws_of_means, usual_counts
+from .usual_drafter import LAWS, draws_of_means, usual_counts
 
 FAMILIES = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")  # searched
 
@@ -57,8 +57,8 @@ def usual_acceptance(
 ) -> Iterator[tuple[str, int, Floats]]:
     """Yield the predicted acceptance of a usual drafter by law of its directions and column.
 
-    The prediction is a model (`analysis.acceptance.typical`). Each column is a rule and a KL, a
-    number or (N,) one a step, in nats. All are computed together, so ask for all at once.
+    The prediction is a model (`analysis.acceptance.usual_drafter`). Each column is a rule and a KL,
+    a number or (N,) one a step, in nats. All are computed together, so ask for all at once.
 
     Yields:
         The law, the place of the column, and (N,) shares. Nothing if no distributions are stored.

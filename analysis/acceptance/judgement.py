@@ -105,9 +105,9 @@ class Steps:
 
         The columns are the measured statistics of `analysis.acceptance.drafter.rule_statistics`,
         and `usual_drafter`, the share of steps that a usual drafter at the KLs of these steps would
-        have accepted according to a model (`analysis.acceptance.typical`). With several prompts
-        there are also 95 % intervals: acceptance_ci_low, acceptance_ci_high, ... Rules are given as
-        to `certify`.
+        have accepted according to a model (`analysis.acceptance.usual_drafter`). With several
+        prompts there are also 95 % intervals: acceptance_ci_low, acceptance_ci_high, ... Rules are
+        given as to `certify`.
         """
         from .drafter import statistics_table
 

@@ -46,12 +46,12 @@ class Goal:
     """The goal of a search: a share of steps that pass, or tokens per call."""
 
     wanted: float  # the share, in (0, 1], or the tokens per verification call, at least 1
-    calls: bool = False  # whether it is tokens per call
+    is_per_call: bool = False  # whether it is tokens per call
     draft_length: int | None = None  # of the calls; None for drafts of unlimited length
 
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
         """Return numerator and denominator of the goal, (P,) each, from (D, N) passing steps."""
-        if self.calls:
+        if self.is_per_call:
             counts = count_calls(passed, trajectories, self.draft_length)
             return counts.tokens, counts.calls
         return trajectories.total(passed[0]), trajectories.ends - trajectories.starts

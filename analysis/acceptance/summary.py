@@ -1,4 +1,4 @@
-"""The name that notebooks of version 1.0 import `analysis.acceptance.drafter` by."""
+"""Import of 1.0: notebooks use this name of `analysis.acceptance.drafter`."""
 
 from .drafter import margins
 

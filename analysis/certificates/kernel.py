@@ -270,11 +270,11 @@ def mode_cost(
     size = np.empty(rows, dtype=np.int32)
     times = np.ones_like(others) if times is None else times
     p0, others, times, token = map(np.ascontiguousarray, (p0, others, times, token))
-    mode_cost_rows(p0, others, times, token, _no_ranks(count + 1), value, size)
+    mode_cost_rows(p0, others, times, token, _room_for_ranks(count + 1), value, size)
     return value * (1.0 + widen), size
 
 
-def _no_ranks(size: int) -> Ranks:
+def _room_for_ranks(size: int) -> Ranks:
     """Return room for the ranks of a step."""
     p, log, e, cost = np.empty((4, size))
     active = np.empty(size, dtype=np.int32)
@@ -292,7 +292,7 @@ def certify_stored(dist: TopK, tests: Sequence[Threshold | Counts | Tree]) -> Ce
     active_size, accepted_count = np.empty((2, *shape), dtype=np.int32)
     out = Certificates(lower, upper, active_size, accepted_count)
     rules = _rule_table(dist, tests)
-    bad = certify_rows(_stored(dist), dist.top_probability, rules, _no_ranks(dist.k), out)
+    bad = certify_rows(_stored(dist), dist.top_probability, rules, _room_for_ranks(dist.k), out)
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers in decreasing order, or the largest "

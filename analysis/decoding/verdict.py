@@ -1,6 +1,6 @@
 """The verdict on drafting for a target, as data: draft or not, by which method, how sure it is.
 
-It is a pure function of the measurements; `analysis.report.advice` puts it into sentences.
+It is a pure function of the measurements; `analysis.report.verdict_sentences` says it in words.
 
 A method is recommended only if it is lossless, an engine runs it (`engines`), and the lower end of
 its interval is above 1. Intervals are simultaneous (`analysis.decoding.speed.speedups`), so the
@@ -122,7 +122,8 @@ class Timed:
         speeds: the table of `analysis.decoding.speed.speed`, with the columns `engine`, which runs
             the method (`engines`), and `drafter_title`, the drafter's name in sentences.
         ratios: the table of `analysis.decoding.speed.relaxed_ratios`; runs are rows of `speeds`.
-        predicted: the table of `analysis.decoding.call_costs.predictions`, for explanations only.
+        predicted: the table of `analysis.decoding.predicted_speed.predictions`, for explanations
+            only.
         busy: signs of other work on the machine (`signs_of_load`).
     """
 

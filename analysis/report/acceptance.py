@@ -1,4 +1,4 @@
-"""The name that notebooks of version 1.0 import `analysis.report.drafter_figures` by."""
+"""Import of 1.0: notebooks use this name of `analysis.report.drafter_figures`."""
 
 from .drafter_figures import margin_figure
 

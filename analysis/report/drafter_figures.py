@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ..acceptance.typical import LAWS
+from ..acceptance.usual_drafter import LAWS
 from ..rules import Mars
 from ..statistics.estimate import Estimate
 from . import style
@@ -80,8 +80,8 @@ def rules_figure(results: Results) -> Figure:
 def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
     """Draw the accepted share of steps by R - KL, from frames of `acceptance.drafter.margins`.
 
-    If the frames also have predictions for the `LAWS` of `acceptance.typical`, a line shows the
-    usual drafter, and a band its range from heavier to lighter tails.
+    If the frames also have predictions for the `LAWS` of `acceptance.usual_drafter`, a line shows
+    the usual drafter, and a band its range from heavier to lighter tails.
     """
     note = ""
     if any(set(LAWS) <= set(frame) for frame in by_target.values()):

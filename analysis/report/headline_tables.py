@@ -13,15 +13,15 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.call_costs import GREEDY, MethodOutlook, Outlook
 from ..decoding.lookup import MATCHES_DIFFER
 from ..decoding.metrics import CONFIGURED
+from ..decoding.predicted_speed import GREEDY, MethodOutlook, Outlook
 from ..decoding.speed import SPEEDUP_ENDS
 from ..statistics.estimate import Estimate
-from .advice import Advice, method_in_words
 from .results import Results
 from .table import Table, rows_by_method
 from .text import UNDEFINED, estimate_texts, number_text, percent_text, speed_texts
+from .verdict_sentences import Advice, method_in_words
 
 RELAXED: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: heading and format
     "acceptance": ("accepted", percent_text),
@@ -39,7 +39,7 @@ def methods_table(
     """Return each drafter's fastest lossless method, with the engine that runs it; None if none.
 
     The accepted share of the study's drafter under strict greedy is that of stage acceptance. For
-    others it is the share accepted while decoding. `predicted` are `call_costs.predictions` by
+    others it is the share accepted while decoding. `predicted` are `predicted_speed.predictions` by
     target.
     """
     rows: list[Row] = []
@@ -186,7 +186,7 @@ def relax_speed_table(
     """Return `relax_table` with a column for the predicted speed of each rule on this machine.
 
     All rules have the draft length of the drafter's fastest lossless method. `predicted` are
-    `call_costs.predictions` by target.
+    `predicted_speed.predictions` by target.
     """
     lengths = {of_target.target: _length_of_configured(of_target) for of_target in advice}
     speeds = [

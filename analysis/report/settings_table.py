@@ -16,7 +16,7 @@ from ..acceptance.guarantees import (
     usual_acceptance,
 )
 from ..acceptance.target import Target
-from ..acceptance.typical import LAWS
+from ..acceptance.usual_drafter import LAWS
 from ..rules import StrictGreedy
 from .results import Results
 from .table import Table, cells_to_grid

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from ..decoding.call_costs import GREEDY, Outlook
 from ..decoding.metrics import Decoded
+from ..decoding.predicted_speed import GREEDY, Outlook
 from ..decoding.speed import TPOT_ENDS
 from ..statistics.estimate import Estimate
 from .style import LINES, REFERENCE_LINE, error_bars, grid, legend, styled
@@ -82,8 +82,8 @@ def missed_predictions(chains: pd.DataFrame, predicted: pd.DataFrame) -> list[st
     """Return a sentence for each timed chain whose interval excludes the predicted speed.
 
     `chains` are rows of `analysis.decoding.speed.speed` with `of_timed_calls`, the speed that
-    `analysis.decoding.call_costs.speeds_of_timed_calls` predicts. It tells an error of the costs
-    from answers that give other tokens per call than those counted.
+    `analysis.decoding.predicted_speed.speeds_of_timed_calls` predicts. It tells an error of the
+    costs from answers that give other tokens per call than those counted.
     """
     sentences = []
     drafting = chains[_is_strict_greedy(chains) & (chains["drafter"] != "none")]

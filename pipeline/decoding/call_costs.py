@@ -1,7 +1,7 @@
 """Measures what a target call costs at each draft length, without any method.
 
 Costs depend on the machine and on this loop, acceptance on the models.
-`analysis.decoding.call_costs` predicts speeds from both.
+`analysis.decoding.predicted_speed` predicts speeds from both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
+from analysis.decoding.predicted_speed import MAX_DRAFT_LENGTH
 from pipeline.decoding.loop import Answer, Prefill, decode
 from pipeline.decoding.proposers import Proposer, TextProposer
 from pipeline.decoding.sampling import GreedySampler

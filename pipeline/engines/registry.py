@@ -9,7 +9,7 @@ from pipeline.engines.engine_base import AnswerPart, Engine
 from pipeline.engines.llama_cpp import LlamaCpp
 from pipeline.engines.mlx import MLX
 from pipeline.engines.sglang import SGLang
-from pipeline.engines.spec_bench_answers import SpecBench
+from pipeline.engines.spec_bench import SpecBench
 from pipeline.engines.vllm import VLLM
 
 ENGINES: tuple[Engine, ...] = (VLLM(), SGLang(), MLX(), LlamaCpp(), SpecBench())

@@ -18,13 +18,13 @@ from analysis.statistics.trajectories import Trajectories
 from analysis.topk import PART, TopK
 from pipeline.core.columns import numbers
 from pipeline.core.stage import Artifact, Json, Task
-from pipeline.engines.logs import prompts_of
+from pipeline.engines.answers.logs import prompts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from analysis.acceptance.judgement import Steps
-    from analysis.decoding.call_costs import CallsByLength
+    from analysis.decoding.predicted_speed import CallsByLength
     from analysis.topk import Flags, Floats, Indices
 
 MAX_HELD = 2**25  # stored tokens of the steps that are kept in memory, 0.3 GB
@@ -42,7 +42,7 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
 
 def read_calls_by_length(acceptance: Artifact) -> dict[str, CallsByLength]:
     """Return the calls of the answers at each draft length, by the label of the rule."""
-    from analysis.decoding.call_costs import CallsByLength
+    from analysis.decoding.predicted_speed import CallsByLength
 
     table = acceptance.read("lengths").to_pandas()
     by_rule = table.groupby("rule", sort=False)

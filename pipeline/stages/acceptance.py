@@ -208,7 +208,7 @@ def length_table(judgement: Judgement, steps: Steps) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
+    from analysis.decoding.predicted_speed import MAX_DRAFT_LENGTH
     from analysis.statistics.trajectories import count_calls
 
     lengths = range(1, MAX_DRAFT_LENGTH + 1)

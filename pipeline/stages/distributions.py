@@ -17,7 +17,7 @@ from pipeline.core import columns
 from pipeline.core.columns import STEP, TARGET, Column
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Stage, Task
-from pipeline.engines.logs import read_log, stacked
+from pipeline.engines.answers.logs import read_log, stacked
 from pipeline.engines.printed_text import counted
 from pipeline.inputs.artifact_readers import read_token_ids
 from pipeline.inputs.local_files import local_file

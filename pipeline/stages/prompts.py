@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.columns import Column
 from pipeline.core.errors import PipelineError
 from pipeline.core.stage import Json, Runtime, Stage, Task
-from pipeline.engines.logs import prompt_id, read_log
+from pipeline.engines.answers.logs import prompt_id, read_log
 from pipeline.inputs.local_files import local_file
 from pipeline.inputs.prompt_files import (
     ExcludedRowError,

@@ -179,8 +179,8 @@ def reached(dist, rule, goal, weights=None):
     steps = np.bincount(STEPS.answer_index)
     certified = np.bincount(STEPS.answer_index, weights=certain[:, 0])
     made = count_calls(certain[:, 0], STEPS, goal.draft_length)
-    above = steps - 1 if goal.calls else certified  # the prompt's pass emits the first
-    below = made.calls if goal.calls else steps
+    above = steps - 1 if goal.is_per_call else certified  # the prompt's pass emits the first
+    below = made.calls if goal.is_per_call else steps
     w = np.ones((1, len(SIZES))) if weights is None else weights
     return (w @ above) / (w @ below)
 

@@ -16,8 +16,8 @@ from analysis.decoding.tree_curves import (
     tree_curves,
 )
 from analysis.decoding.tree_runs import entropies, group_rates, judged_levels, tree_runs
-from analysis.report.tree_answer import tree_answer, tree_sentence
 from analysis.report.tree_figure import trees_figure
+from analysis.report.tree_summary import tree_sentence, tree_summary
 from analysis.report.tree_tables import trees_table
 from analysis.rules import Tree
 from analysis.trees.topology import batch, sequence, symmetric, tree_tokens_per_call
@@ -206,7 +206,7 @@ def test_a_study_of_trees_says_first_what_they_give():
     assert all(name in sentence for name in found)
     places = [sentence.index(f"{value} [") for value in ("1.90", "1.50", "2.00")]
     assert places == sorted(places)  # the best tree, the best chain, what changes the text
-    table = tree_answer([one], [accepted])
+    table = tree_summary([one], [accepted])
     assert table.cells["tokens per call"].iloc[3] == "1.90 [1.80, 2.00]"
     assert table.cells["same tokens"].tolist() == ["50.0 %"] * 6  # lossless answers part as well
     assert table.cells["nats given up"].tolist() == ["–"] * 4 + ["0.250"] * 2
@@ -215,7 +215,7 @@ def test_a_study_of_trees_says_first_what_they_give():
 
 def test_lossless_methods_alone_give_nothing_up():
     one, accepted = methods_of(made())
-    table = tree_answer([one], [accepted.assign(lossless=True)])
+    table = tree_summary([one], [accepted.assign(lossless=True)])
     assert not {"same tokens", "nats given up"} & set(table.cells.columns)
 
 
@@ -229,13 +229,13 @@ def test_only_the_highest_temperature_is_compared():
     one, accepted = methods_of(made())
     accepted.loc[4, "temperature"] = 0.5
     assert "1.70 [" in tree_sentence(one, accepted)
-    assert len(tree_answer([one], [accepted]).data) == 5
+    assert len(tree_summary([one], [accepted]).data) == 5
 
 
 def test_a_study_without_trees_has_no_such_answer():
     one, accepted = methods_of(made(), trees=())
     assert tree_sentence(one, accepted) == ""
-    assert tree_answer([one], [accepted]) is None
+    assert tree_summary([one], [accepted]) is None
 
 
 def test_the_legend_of_trees_names_each_shape_scheme_and_bound_once():

@@ -13,10 +13,10 @@ from analysis.acceptance.guarantees import expected_per_call
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.target import Target
 from analysis.acceptance.target_statistics import part_statistics
-from analysis.acceptance.typical import DRAWS_OF_MEANS, LAWS
+from analysis.acceptance.usual_drafter import DRAWS_OF_MEANS, LAWS
 from analysis.report.acceptance_tables import acceptance_by_source, acceptance_table, depth_table
-from analysis.report.advice import Advice
 from analysis.report.drafter_figures import margin_figure
+from analysis.report.gap_and_half_table import gap_and_half_table
 from analysis.report.headline_tables import (
     engine_lines,
     methods_table,
@@ -24,13 +24,13 @@ from analysis.report.headline_tables import (
     relax_table,
 )
 from analysis.report.median_answer import STEP_OUTCOMES, median_answer
-from analysis.report.parts_table import parts_table
 from analysis.report.results import ASSUMED_KL, Results
 from analysis.report.settings_table import EPSILONS, PER_CALL, SHARE, settings_table
 from analysis.report.speed_by_length_figure import missed_predictions
 from analysis.report.table import concat_targets
 from analysis.report.text import number_text, percent_text
-from analysis.report.verdict_text import log_advice, verdict_text
+from analysis.report.verdict_markdown import verdict_markdown
+from analysis.report.verdict_sentences import Advice, log_advice
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, count_calls
@@ -77,10 +77,10 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
     advice = Advice("A", "draft", "Draft.", ["Beside."], [timed("model"), timed("prompt_lookup")])
     table = methods_table([advice], results(("A",)), {})
     assert table.data["accepted"].tolist() == [0.6, 0.5]
-    lines = verdict_text([advice], table).splitlines()
+    lines = verdict_markdown([advice], table).splitlines()
     assert lines[:2] == ["Draft.", "- Beside."]
     odd = Advice("A", "draft", "Draft <b> [x](y).", [], [timed("model", engine="a|<i>")])
-    text = verdict_text([odd], methods_table([odd], results(("A",)), {}))
+    text = verdict_markdown([odd], methods_table([odd], results(("A",)), {}))
     assert text.startswith(r"Draft \<b> [x]\(y).")
     assert r"| a\|\<i> | 1.80 [1.70, 1.90] | yes |" in text  # no cost is known, so no column
     assert "costs" not in table.caption
@@ -244,7 +244,7 @@ def test_the_terminal_shows_the_verdict_without_escapes_of_markdown(tmp_path):
     """A page's Markdown has them, so that no name makes a tag or a link."""
     few = timed("prompt_lookup", rate=0.0001, rate_ci_low=0.0, rate_ci_high=0.0002)
     advice = Advice("A", "draft", "Draft <b> [x](y).", ["Beside."], [few])
-    text = verdict_text([advice], methods_table([advice], results(("A",)), {}))
+    text = verdict_markdown([advice], methods_table([advice], results(("A",)), {}))
     assert r"\< 0.1 %" in text
     (tmp_path / VERDICT).parent.mkdir()
     (tmp_path / VERDICT).write_text(text)
@@ -399,12 +399,12 @@ def test_parts_are_by_margin_and_by_half_of_the_answer():
     assert value["first", "greedy", "acceptance"] == 1 / 4
     assert value["second", "greedy", "acceptance"] == 1
     named = {rule.label: rule for rule in rules}
-    shown = parts_table(Results([T], named, {"parts": frame}, "D")).cells
+    shown = gap_and_half_table(Results([T], named, {"parts": frame}, "D")).cells
     assert shown.loc[("accepted", "Strict greedy")].tolist() == [
         *("33.3 %", "0.0 %", "100.0 %", "100.0 %", "100.0 %", "25.0 %", "100.0 %")
     ]
     alone = part_statistics(replace(target, judged={}))
-    shown = parts_table(Results([T], named, {"parts": alone})).cells
+    shown = gap_and_half_table(Results([T], named, {"parts": alone})).cells
     medians = [0.1, 0.2, 0.25, 0.3, StrictGreedy().ceiling, 0.1, 0.3]
     printed = [number_text(value, 3) for value in medians]
     assert shown.loc[("median R, nats", "Strict greedy")].tolist() == printed

@@ -23,11 +23,11 @@ from analysis.decoding.paired_accuracy import (
 )
 from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Timed, engines
 from analysis.report.accuracy_tables import accuracy_table
-from analysis.report.advice import advise
 from analysis.report.text import speed_texts
+from analysis.report.verdict_sentences import advise
 from analysis.rules import Additive, StrictGreedy
 from analysis.statistics.estimate import Estimate
-from pipeline.engines.comparison import Speed
+from pipeline.engines.speed.comparison import Speed
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
 COMMAND = "python -m pipeline study=s"

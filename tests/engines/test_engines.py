@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import ask, engine
-from pipeline.engines.runs import read_run
+from pipeline.engines.speed.runs import read_run
 from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.engines import answer_ids, skipped_where_it_cannot_run

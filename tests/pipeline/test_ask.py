@@ -12,9 +12,9 @@ import pytest
 from filelock import FileLock
 
 from pipeline import ask
-from pipeline.engines import saved_answers, servers
-from pipeline.engines.answer_checksums import CHANGED
-from pipeline.engines.answer_counts import read_answer_counts
+from pipeline.engines.answers.checksums import CHANGED
+from pipeline.engines.answers.draft_counts import read_answer_counts
+from pipeline.engines.asking import saved_answers, servers
 from pipeline.study import Study
 
 STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]

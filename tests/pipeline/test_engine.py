@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from pipeline import engine
 from pipeline.core.paths import ROOT
-from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.logs import read_log, stacked
-from pipeline.engines.study_checks import CallComparison
+from pipeline.engine_checks import CallComparison
+from pipeline.engines.answers.draft_counts import read_answer_counts
+from pipeline.engines.answers.logs import read_log, stacked
 from tests.engines import SAMPLES, answer_ids, lines
 
 COUNT = 6  # answers of the samples, of 30

@@ -7,9 +7,9 @@ import pytest
 
 from analysis.statistics.bootstrap import Resampling
 from pipeline import engine
-from pipeline.engines.comparison import Speed, compare
-from pipeline.engines.recommendation import recommendation
-from pipeline.engines.runs import read_run
+from pipeline.engines.speed.comparison import Speed, compare
+from pipeline.engines.speed.recommendation import recommendation
+from pipeline.engines.speed.runs import read_run
 from tests.engines import vllm_page
 
 STATISTICS = Resampling(200, 0.95, 0)

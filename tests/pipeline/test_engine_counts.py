@@ -17,10 +17,10 @@ import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.comparison import gain
+from pipeline.engines.answers.draft_counts import read_answer_counts
 from pipeline.engines.metrics_pages import page_of, read_page
-from pipeline.engines.runs import read_run
+from pipeline.engines.speed.comparison import gain
+from pipeline.engines.speed.runs import read_run
 from tests.engines import SAMPLES
 
 FILES = Path(__file__).parent / "engine_counts"

@@ -9,9 +9,9 @@ import zipfile
 import pytest
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.json_text import json_values
-from pipeline.engines.logs import stacked
+from pipeline.engines.answers.draft_counts import read_answer_counts
+from pipeline.engines.answers.json_text import json_values
+from pipeline.engines.answers.logs import stacked
 from tests.pipeline import test_engine_logs as logs
 
 

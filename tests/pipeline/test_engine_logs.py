@@ -11,7 +11,7 @@ import scipy.special
 from analysis import TopK, certify
 from analysis.rules import Additive, StrictGreedy, Tree, Typical
 from pipeline.core.errors import PipelineError
-from pipeline.engines.logs import prompt_id, read_log, stacked
+from pipeline.engines.answers.logs import prompt_id, read_log, stacked
 from tests.analysis.test_truncation import V, distributions
 
 STARTS = [0, 30, 31, 70]

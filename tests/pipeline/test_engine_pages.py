@@ -7,7 +7,7 @@ import pytest
 from pipeline import engine
 from pipeline.core.errors import PipelineError
 from pipeline.engines.metrics_pages import page_of, read_page
-from pipeline.engines.runs import read_run
+from pipeline.engines.speed.runs import read_run
 from tests.engines import metrics, vllm_page
 
 BEFORE = {"0": 1000, "1": 1000}  # drafts of each replica

@@ -9,13 +9,13 @@ import pytest
 
 from pipeline import engine
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.answer_layouts import answer_parts
+from pipeline.engine_checks import StudyChecker
+from pipeline.engines.answers.draft_counts import read_answer_counts
+from pipeline.engines.answers.layouts import answer_parts
+from pipeline.engines.answers.logs import read_log
 from pipeline.engines.counts import UNDRAFTED
 from pipeline.engines.engine_base import PageSums
-from pipeline.engines.logs import read_log
 from pipeline.engines.registry import ENGINES, UNKNOWN, counts_remedy, engine_named, engine_of
-from pipeline.engines.study_checks import StudyChecker
 from tests.engines import SAMPLES
 
 CHOICE = {"index": 0, "message": {"content": "x"}, "finish_reason": "length"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
 from analysis.decoding.lookup import text_calls
+from analysis.decoding.predicted_speed import MAX_DRAFT_LENGTH
 from pipeline.core.columns import Row, Tables
 from pipeline.decoding import answer_scoring
 from pipeline.decoding import session as sessions

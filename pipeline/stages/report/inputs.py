@@ -20,9 +20,9 @@ from analysis.acceptance.target_statistics import (
     top_statistics,
 )
 from analysis.certificates.closed_forms import compared_steps, rejected_levels
-from analysis.decoding.call_costs import CallsByLength, predictions
 from analysis.decoding.metrics import Decoded, acceptance
 from analysis.decoding.paired_accuracy import Answered, accuracy
+from analysis.decoding.predicted_speed import CallsByLength, predictions
 from analysis.decoding.speed import relaxed_ratios, speed
 from analysis.decoding.verdict import engines
 from analysis.report.bounds_table import RuleSteps
@@ -87,7 +87,7 @@ class Content:
     results: Results  # their statistics
     # their decoded answers, if there are any; of them `analysis.decoding.metrics.acceptance`,
     # `analysis.decoding.speed.speed` with `theta`, `engine` and `drafter_title`,
-    # `analysis.decoding.speed.relaxed_ratios` and `analysis.decoding.call_costs.predictions`
+    # `analysis.decoding.speed.relaxed_ratios` and `analysis.decoding.predicted_speed.predictions`
     decoded: Sequence[Decoded]
     accepted: Sequence[pd.DataFrame]
     speeds: Sequence[pd.DataFrame]

@@ -16,11 +16,10 @@ import jinja2
 import pandas as pd
 from PIL import Image
 
-from analysis.decoding.call_costs import speeds_of_timed_calls
 from analysis.decoding.paired_accuracy import losses
+from analysis.decoding.predicted_speed import speeds_of_timed_calls
 from analysis.decoding.speed import signs_of_load
 from analysis.decoding.verdict import Timed
-from analysis.report.advice import Advice, advise
 from analysis.report.headline_tables import (
     engine_lines,
     methods_table,
@@ -34,8 +33,9 @@ from analysis.report.speed_by_length_figure import NAME as LENGTHS
 from analysis.report.speed_by_length_figure import missed_predictions
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
-from analysis.report.tree_answer import tree_answer, tree_sentence
-from analysis.report.verdict_text import cost_sentence, log_advice, verdict_text
+from analysis.report.tree_summary import tree_sentence, tree_summary
+from analysis.report.verdict_markdown import verdict_markdown
+from analysis.report.verdict_sentences import Advice, advise, cost_sentence, log_advice
 from pipeline.core.store import VERDICT
 from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setup_text import introduction, machine_lines, setup
@@ -63,7 +63,7 @@ def page_files(
         pair.target: table for pair, table in zip(content.decoded, content.predicted, strict=True)
     }
     methods = methods_table(advice, results, predicted)
-    trees = tree_answer(content.decoded, content.accepted)
+    trees = tree_summary(content.decoded, content.accepted)
     tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
     relax = relax_table(results, tried, scores)
     relax_speed = None
@@ -112,7 +112,7 @@ def page_files(
         setups=setups,
         facts=dict.fromkeys(name for facts in setups.values() for name in facts),
     )
-    verdict = verdict_text(advice, methods)
+    verdict = verdict_markdown(advice, methods)
     page_files = {"index.html": page.encode(), VERDICT: verdict.encode()}
     timed = [("timings/", table) for table in (methods, relax_speed)]
     for place, table in (*timed, ("", relax), ("", settings), ("", trees)):

@@ -14,10 +14,10 @@ from analysis.report.accuracy_tables import accuracy_sections
 from analysis.report.bounds_table import bounds_table, compared_level
 from analysis.report.decoding_tables import comparison_table, decoding_table, speed_table
 from analysis.report.drafter_figures import margin_figure, rules_figure
+from analysis.report.gap_and_half_table import gap_and_half_table
 from analysis.report.mars_figures import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
-from analysis.report.parts_table import parts_table
 from analysis.report.published import TABLE2
 from analysis.report.published_table import published_section
 from analysis.report.speed_by_length_figure import speed_by_length_figure
@@ -73,7 +73,7 @@ def sections_of(content: Content) -> Iterator[Section]:
                 rules_figure(results),
                 acceptance_table(results),
                 acceptance_by_source(results),
-                parts_table(results),
+                gap_and_half_table(results),
                 depth_table(results),
             ],
         )
@@ -136,6 +136,6 @@ def certificates_section(content: Content) -> Section:
         *(run_length_table(results, at) for at in range(len(targets))),
         table7(results, intervals),
         bounds_table(compared, compared_level(results["run_lengths"]["eps"])),
-        None if results.drafter else parts_table(results),
+        None if results.drafter else gap_and_half_table(results),
     ]
     return Section("Certificates", items)

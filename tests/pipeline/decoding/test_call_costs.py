@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from analysis.decoding.call_costs import MAX_DRAFT_LENGTH
+from analysis.decoding.predicted_speed import MAX_DRAFT_LENGTH
 from pipeline.decoding.call_costs import time_calls
 from pipeline.decoding.loop import prefill
 from pipeline.decoding.session import DecodingSession

@@ -16,8 +16,8 @@ import numpy as np
 
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answer_counts import read_answer_counts
-from pipeline.engines.answer_layouts import MAX_LOAD
+from pipeline.engines.answers.draft_counts import read_answer_counts
+from pipeline.engines.answers.layouts import MAX_LOAD
 from pipeline.engines.counts import Counts
 from pipeline.engines.metrics_pages import is_page, page_difference, page_of
 from pipeline.engines.packed_files import read_bytes

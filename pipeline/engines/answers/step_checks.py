@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.steps import Step
+from pipeline.engines.answers.steps import Step
 
 MASKED = -9000.0  # at most this is a token that sampling took out: -9999 (vLLM), float32's least
 FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32

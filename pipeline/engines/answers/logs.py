@@ -19,11 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answer_files import read_answers
-from pipeline.engines.engine_base import AnswerPart, Engine
-from pipeline.engines.printed_text import counted
-from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
-from pipeline.engines.step_checks import (
+from pipeline.engines.answers.files import read_answers
+from pipeline.engines.answers.step_checks import (
     CUT_STEPS,
     FLOAT32,
     OddStepError,
@@ -31,7 +28,10 @@ from pipeline.engines.step_checks import (
     check_sums,
     ranked_step,
 )
-from pipeline.engines.steps import Step, StepList, Token, Top, logged_steps
+from pipeline.engines.answers.steps import Step, StepList, Token, Top, logged_steps
+from pipeline.engines.engine_base import AnswerPart, Engine
+from pipeline.engines.printed_text import counted
+from pipeline.engines.registry import UNKNOWN, engine_of, raw_remedy
 
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 MIN_ERROR = 1e-4  # nats

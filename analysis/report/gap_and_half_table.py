@@ -15,7 +15,7 @@ STATISTICS = {  # in the order of the table's rows
 }
 
 
-def parts_table(results: Results) -> Table:
+def gap_and_half_table(results: Results) -> Table:
     """Return the table of `part_statistics`.
 
     It has the size of each part and, for each rule, the accepted and certified shares with a

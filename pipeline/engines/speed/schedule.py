@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from conf.schema import WhatIf
-from pipeline.engines.comparison import Speed
-from pipeline.engines.recommendation import SURE, doubt_of
 from pipeline.engines.registry import engine_named
-from pipeline.engines.runs import Run
-from pipeline.engines.runs_by_load import Load, rates_and_draft_share
-from pipeline.engines.speed_by_load import load_rows, load_table, predicted_rows
-from pipeline.engines.step_costs import costs_at
+from pipeline.engines.speed.by_load import load_rows, load_table, predicted_rows
+from pipeline.engines.speed.comparison import Speed
+from pipeline.engines.speed.loads import Load, rates_and_draft_share
+from pipeline.engines.speed.recommendation import SURE, doubt_of
+from pipeline.engines.speed.runs import Run
+from pipeline.engines.speed.step_costs import costs_at
 
 Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft length
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from analysis.decoding.draft_length import best_length, costs_by_length
-from pipeline.engines.comparison import Speed
 from pipeline.engines.registry import engine_named
-from pipeline.engines.runs import Run
+from pipeline.engines.speed.comparison import Speed
+from pipeline.engines.speed.runs import Run
 
 SURE = 1.1  # a gain of two pages, from which on drafts are recommended
 

@@ -16,8 +16,8 @@ import httpx2
 
 from pipeline.core.errors import PipelineError, first_line
 from pipeline.core.secrets import without_secrets
-from pipeline.engines.answer_counts import read_answer
-from pipeline.engines.answer_layouts import answer_parts
+from pipeline.engines.answers.draft_counts import read_answer
+from pipeline.engines.answers.layouts import answer_parts
 from pipeline.engines.engine_base import AnswerError
 from pipeline.engines.metrics_pages import read_page
 from pipeline.engines.printed_text import printable

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engines.answer_checksums import CHANGED, is_unchanged
+from pipeline.engines.answers.checksums import CHANGED, is_unchanged
 from pipeline.engines.engine_base import AnswerPart, mapping
 from pipeline.engines.printed_text import printable
 from pipeline.engines.registry import has_own_layout

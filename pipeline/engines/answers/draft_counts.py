@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import PipelineError
-from pipeline.engines.answer_files import read_answers
+from pipeline.engines.answers.files import read_answers
 from pipeline.engines.counts import MAX_PLACES, Counts, EngineAnswer
 from pipeline.engines.engine_base import AnswerError, AnswerPart
 from pipeline.engines.printed_text import counted

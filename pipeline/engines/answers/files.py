@@ -1,7 +1,7 @@
 """The answers in a file that an engine wrote, in the order of the file.
 
 `json_text` finds the objects in the file's text, `streams` joins the chunks of streamed ones, and
-`answer_layouts` finds the answers in each object.
+`layouts` finds the answers in each object.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError, first_line
-from pipeline.engines.answer_layouts import NO_ANSWER, answer_parts, without_batch
+from pipeline.engines.answers.json_text import UnreadableFileError, form_of, has_events, json_values
+from pipeline.engines.answers.layouts import NO_ANSWER, answer_parts, without_batch
+from pipeline.engines.answers.streams import Streams
 from pipeline.engines.engine_base import AnswerError, AnswerPart
-from pipeline.engines.json_text import UnreadableFileError, form_of, has_events, json_values
 from pipeline.engines.packed_files import decoded, read_bytes
 from pipeline.engines.printed_text import counted, printable
-from pipeline.engines.streams import Streams
 
 NO_JSON = "lines that are no JSON"
 AGAIN = "answers given again"

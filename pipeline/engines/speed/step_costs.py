@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.engines.runs_by_load import Load
+    from pipeline.engines.speed.loads import Load
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

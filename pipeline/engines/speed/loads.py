@@ -12,10 +12,10 @@ import numpy as np
 from analysis.decoding.draft_length import costs_by_length
 from analysis.statistics.bootstrap import Resampling
 from pipeline.core.errors import PipelineError
-from pipeline.engines.comparison import SAME_LOAD, Speed, clocks_of, compare
-from pipeline.engines.recommendation import known_rates
-from pipeline.engines.runs import Run
-from pipeline.engines.step_costs import Costs
+from pipeline.engines.speed.comparison import SAME_LOAD, Speed, clocks_of, compare
+from pipeline.engines.speed.recommendation import known_rates
+from pipeline.engines.speed.runs import Run
+from pipeline.engines.speed.step_costs import Costs
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from analysis import Steps, TopK, certify, judge, rules, topk, typical_acceptance
-from analysis.acceptance import typical
-from analysis.acceptance.typical import usual_statistics
+from analysis.acceptance import usual_drafter
+from analysis.acceptance.usual_drafter import usual_statistics
 from analysis.statistics.bootstrap import PromptBootstrap
-from benchmarks import usual_drafter
+from benchmarks.usual_drafter import by_brute_force
 from tests.analysis.cases import dirichlet, noisy
 
 VOCAB = 9
@@ -91,7 +91,7 @@ def test_the_share_is_that_of_drafters_at_exactly_this_kl(count):
 
 @pytest.mark.thorough
 def test_the_benchmark_by_brute_force_finds_the_same_shares():
-    found = usual_drafter.by_brute_force(20, 5_000)
+    found = by_brute_force(20, 5_000)
     assert len(found) == 8
     assert found["standard_errors"].max() < 4.5
     assert found[["most_below", "most_above"]].max(axis=None) < 0.05
@@ -138,10 +138,10 @@ def test_below_the_certificate_every_drafter_is_accepted():
             if np.isinf(certificate):
                 continue
             below, above = (
-                typical.rejections(
+                usual_drafter.rejections(
                     dist.log_probs[step],
                     -np.inf,
-                    typical.Directions(xi, xi @ dist.probs[step], xi.max(axis=1)),
+                    usual_drafter.Directions(xi, xi @ dist.probs[step], xi.max(axis=1)),
                     np.full(len(EIGHT), certificate * factor),
                     limits,
                     trees,
@@ -190,8 +190,8 @@ def test_columns_of_one_pass_are_the_single_answers():
     each = np.random.default_rng(2).uniform(0, 1, 30)
     each[:3] = 0.0, 1e-9, np.inf
     columns = [(rule, kl) for rule in EIGHT for kl in (0.05, each, 0.3)]
-    together = typical.usual_counts(dist, columns, list(typical.LAWS), draws=40, seed=5)
-    assert list(together) == list(typical.LAWS)
+    together = usual_drafter.usual_counts(dist, columns, list(usual_drafter.LAWS), draws=40, seed=5)
+    assert list(together) == list(usual_drafter.LAWS)
     for law, counts in together.items():
         for (rule, kl), count in zip(columns, counts, strict=True):
             alone = typical_acceptance(dist, rule, kl, draws=40, seed=5, law=law)
@@ -200,10 +200,10 @@ def test_columns_of_one_pass_are_the_single_answers():
 
 def test_the_compiled_parts_are_those_of_numpy():
     x = np.concatenate([np.linspace(-700, 0, 20_001), -np.logspace(-300, 2, 2000)])
-    exponentials = np.array([typical.exponential(value) for value in x])
+    exponentials = np.array([usual_drafter.exponential(value) for value in x])
     np.testing.assert_allclose(exponentials, np.exp(x), rtol=5e-16, atol=0)
     generators = np.random.default_rng(3), np.random.default_rng(3)
-    mine = typical.LAWS["laplace"](generators[0], (300, 40))
+    mine = usual_drafter.LAWS["laplace"](generators[0], (300, 40))
     wanted = generators[1].laplace(0.0, np.sqrt(0.5), (300, 40))
     np.testing.assert_allclose(mine, wanted, rtol=1e-14, atol=1e-15)
 
@@ -256,8 +256,8 @@ def test_heavier_tails_are_accepted_less_and_lighter_ones_more():
         for law in ("laplace", "normal", "uniform")
     )
     assert heavy < normal < light
-    for law in typical.LAWS:
-        xi = typical.LAWS[law](np.random.default_rng(0), (1000, 100))
+    for law in usual_drafter.LAWS:
+        xi = usual_drafter.LAWS[law](np.random.default_rng(0), (1000, 100))
         assert [xi.mean(), xi.var()] == pytest.approx([0, 1], abs=0.02)
 
 

@@ -76,7 +76,7 @@ class CallsByLength:
         return calls, drafting, tokens
 
 
-class TypicalCosts(NamedTuple):
+class CallCosts(NamedTuple):
     """What calls cost, of all rounds or of B resamples of them, in calls without a draft."""
 
     draft: Floats  # (..., G + 1), 0 without a draft
@@ -84,14 +84,14 @@ class TypicalCosts(NamedTuple):
     begin: Floats  # (...) of the drafter's pass over a prompt
     seconds: Floats  # (...) of a call without a draft
 
-    def with_draft(self, seconds: float) -> TypicalCosts:
+    def with_draft(self, seconds: float) -> CallCosts:
         """Return them with drafts that take so long at any length, of a drafter without a pass."""
         drafts = np.arange(self.draft.shape[-1]) > 0
         draft = drafts * (seconds / self.seconds[..., None])
         return self._replace(draft=draft, begin=np.zeros_like(self.begin))
 
-    def costs(self) -> Floats:
-        """Return the costs (..., `MAX_DRAFT_LENGTH` + 1) of calls."""
+    def totals(self) -> Floats:
+        """Return the costs (..., `MAX_DRAFT_LENGTH` + 1) of calls, draft and target together."""
         return extended_costs(self.draft + self.target, MAX_DRAFT_LENGTH)
 
     def begin_costs(self) -> Floats:
@@ -123,17 +123,17 @@ class CallSeconds:
             complete["draft_seconds"].to_numpy(), complete["target"].to_numpy(), begin.ravel()
         )
 
-    def typical(self) -> TypicalCosts:
+    def costs(self) -> CallCosts:
         """Return the costs that stand for all rounds."""
-        return self._typical(np.arange(len(self.target)))
+        return self._costs_of(np.arange(len(self.target)))
 
-    def drawn(self, statistics: Resampling) -> TypicalCosts:
-        """Return the `typical` costs of B resamples of the rounds."""
+    def drawn_costs(self, statistics: Resampling) -> CallCosts:
+        """Return the `costs` of B resamples of the rounds."""
         generator = np.random.default_rng(statistics.seed)
         rounds = len(self.target)
-        return self._typical(generator.integers(rounds, size=(statistics.resamples, rounds)))
+        return self._costs_of(generator.integers(rounds, size=(statistics.resamples, rounds)))
 
-    def _typical(self, rounds: Integers) -> TypicalCosts:
+    def _costs_of(self, rounds: Integers) -> CallCosts:
         """Return the costs of some rounds (..., R).
 
         A call is compared with the one without a draft of the same round, and the median is taken
@@ -143,7 +143,7 @@ class CallSeconds:
         draft = self.draft / without_draft
         draft[:, 0] = 0.0  # the recorded seconds are the clock's overhead
         seconds = np.median(without_draft[rounds, 0], axis=-1)
-        return TypicalCosts(
+        return CallCosts(
             draft=np.median(draft[rounds], axis=-2),
             target=np.median((self.target / without_draft)[rounds], axis=-2),
             begin=np.mean(self.begin[rounds], axis=-1) / seconds,  # of all prompts, of any length
@@ -171,14 +171,14 @@ def predicted_speeds(
         the same for any length. Ends are NaN for a single prompt, and those of cost and speed for a
         single round.
     """
-    drawn = seconds.drawn(statistics)
+    drawn = seconds.drawn_costs(statistics)
     return _predicted(counts, seconds, drawn, statistics, draft_seconds)
 
 
 def _predicted(
     counts: CallsByLength,
     seconds: CallSeconds,
-    drawn: TypicalCosts,
+    drawn: CallCosts,
     statistics: Resampling,
     draft_seconds: float | None,
 ) -> pd.DataFrame:
@@ -192,21 +192,21 @@ def _predicted(
     tokens = emitted.sum(0) / calls.sum(0)
     share = drafting.sum(0) / calls.sum(0)
     drawn_calls = bootstrap.sums(calls)
-    typical = seconds.typical()
+    observed = seconds.costs()
     if draft_seconds is not None:
-        typical = typical.with_draft(draft_seconds)
+        observed = observed.with_draft(draft_seconds)
         drawn = drawn.with_draft(draft_seconds)
-    costs = over_all_passes(typical.costs(), share)
-    begin = prompts / calls.sum(0) * typical.begin_costs()
+    costs = over_all_passes(observed.totals(), share)
+    begin = prompts / calls.sum(0) * observed.begin_costs()
     speeds = tokens / (costs + begin)
     # resamples of prompts without a call are left out
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn_tokens = bootstrap.sums(emitted) / drawn_calls
         drawn_share = bootstrap.sums(drafting) / drawn_calls
-        drawn_costs = over_all_passes(drawn.costs(), drawn_share)
+        drawn_costs = over_all_passes(drawn.totals(), drawn_share)
         drawn_begin = prompts / drawn_calls * drawn.begin_costs()
         drawn_speeds = drawn_tokens / (drawn_costs + drawn_begin)
-    flat = typical._replace(target=np.ones_like(typical.target))
+    flat = observed._replace(target=np.ones_like(observed.target))
     estimates = {
         "tokens_per_call": Estimate(tokens, *bootstrap.interval(drawn_tokens)),
         "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),
@@ -215,7 +215,7 @@ def _predicted(
     table = pd.DataFrame({"draft_length": np.arange(MAX_DRAFT_LENGTH + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
-    table["memory_bound"] = tokens / (over_all_passes(flat.costs(), share) + begin)
+    table["memory_bound"] = tokens / (over_all_passes(flat.totals(), share) + begin)
     return table
 
 
@@ -234,14 +234,14 @@ def speeds_of_timed_calls(decoded: Decoded) -> pd.Series:
     seconds = CallSeconds.of_rounds(decoded.passes)
     if not len(seconds.target):
         return speeds
-    typical = seconds.typical()
-    costs = typical.costs()
+    observed = seconds.costs()
+    costs = observed.totals()
     runs = _greedy_chains(decoded)
     runs = runs[(runs["drafter"] == CONFIGURED) & (runs["draft_length"] < seconds.target.shape[1])]
     for run in runs.index:
         calls = decoded.call_seconds[decoded.call_seconds["run"] == run]
         answers = (decoded.answers["run"] == run).sum()
-        begin = answers * typical.begin_costs()[-1]
+        begin = answers * observed.begin_costs()[-1]
         spent = costs[calls["drafted"].to_numpy()].sum() + begin
         speeds[run] = calls["emitted"].sum() / spent if len(calls) else math.nan
     return speeds
@@ -263,7 +263,7 @@ def predictions(
     frames = [pd.DataFrame(columns=["drafter", "rule", "draft_length"])]
     if not len(seconds.target) or seconds.target.shape[1] < 2:
         return frames[0]
-    drawn = seconds.drawn(statistics)  # once for all rules
+    drawn = seconds.drawn_costs(statistics)  # once for all rules
     for rule, counts in judged.items():
         if counts.calls.any():
             table = _predicted(counts, seconds, drawn, statistics, None)

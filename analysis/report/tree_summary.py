@@ -61,7 +61,7 @@ def _named(run: Mapping[Any, Any]) -> str:
     return f"{run['method']}, γ = {run['draft_length']}"
 
 
-def tree_answer(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table | None:
+def tree_summary(decoded: Sequence[Decoded], accepted: Sequence[pd.DataFrame]) -> Table | None:
     """Return tokens per call of all methods; None if no method drafts trees.
 
     Where a method changes the text, also the agreement of all, and the nats that it gives up.

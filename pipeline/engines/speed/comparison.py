@@ -25,7 +25,7 @@ from analysis.statistics.estimate import Estimate
 from pipeline.core.errors import PipelineError
 from pipeline.engines.counts import UNDRAFTED, Counts
 from pipeline.engines.registry import counts_remedy, engine_named
-from pipeline.engines.runs import Run
+from pipeline.engines.speed.runs import Run
 
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
 MIN_FOR_COST = 0.1  # share of passes with a draft, from which on the cost of a step is told

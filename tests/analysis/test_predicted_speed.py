@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding.call_costs import (
+from analysis.decoding.metrics import Decoded
+from analysis.decoding.predicted_speed import (
     GREEDY,
     MAX_DRAFT_LENGTH,
     CallsByLength,
@@ -12,7 +13,6 @@ from analysis.decoding.call_costs import (
     predicted_speeds,
     speeds_of_timed_calls,
 )
-from analysis.decoding.metrics import Decoded
 from analysis.statistics.bootstrap import Resampling, student_factor
 from analysis.statistics.trajectories import Trajectories, count_calls
 
@@ -190,7 +190,7 @@ def test_few_rounds_widen_the_interval_of_a_cost():
     seconds = CallSeconds(np.zeros((4, MAX_DRAFT_LENGTH + 1)), target, np.zeros(4))
     statistics = STATISTICS._replace(resamples=2000)
     row = predicted_speeds(given(np.full(1000, 15), np.full(1000, 10)), seconds, statistics).iloc[4]
-    drawn = seconds.drawn(statistics).target
+    drawn = seconds.drawn_costs(statistics).target
     costs = np.sort(drawn[:, 4] / drawn[:, 0])
     assert student_factor(0.95, 4) > 3  # so nearly all draws lie inside
     assert row["cost_ci_low"] <= costs[2]

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import regular, write_whole
-from pipeline.engines.answer_checksums import CHECKSUM, is_unchanged
+from pipeline.engines.answers.checksums import CHECKSUM, is_unchanged
 from pipeline.engines.printed_text import printable
 
 

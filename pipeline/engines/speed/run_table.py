@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pandas as pd
 
-from pipeline.engines.answer_counts import total_counts
-from pipeline.engines.comparison import Speed
+from pipeline.engines.answers.draft_counts import total_counts
 from pipeline.engines.counts import Counts
 from pipeline.engines.engine_base import BY_POSITION, MEAN_LENGTH, RATE
 from pipeline.engines.registry import counts_remedy, engine_named
-from pipeline.engines.runs import Run
+from pipeline.engines.speed.comparison import Speed
+from pipeline.engines.speed.runs import Run
 
 
 def run_table(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from pipeline.engines.json_text import UnreadableFileError
+from pipeline.engines.answers.json_text import UnreadableFileError
 
 NATIVE_LISTS = ("tokens", "completion_probabilities")
 

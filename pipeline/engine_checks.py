@@ -23,7 +23,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.drafters.pairs import load_pair, read_pair
 from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.registry import counts_remedy, engine_named
-from pipeline.engines.runs import Run
+from pipeline.engines.speed.runs import Run
 from pipeline.models.kv_session import KVSession
 from pipeline.models.loading import load_model
 from pipeline.models.logit_comparison import compare_logits

@@ -1,0 +1,1 @@
+"""Answers and logs that engines wrote, read from their files."""

@@ -1,0 +1,1 @@
+"""Asks inference servers, and saves what they answer."""

@@ -1,0 +1,1 @@
+"""Runs of an engine beside one without drafts: speed, its costs, and the draft length to set."""
