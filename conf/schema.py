@@ -102,7 +102,7 @@ Place = Annotated[str, AfterValidator(_place)]  # a directory that is made where
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seed = NonNegativeInt
-NotNegative = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Different = AfterValidator(_different)
 Loads = Annotated[int | list[int], BeforeValidator(_loads)]  # requests at once
@@ -156,7 +156,7 @@ class Log(Section):
     """Properties of an engine's log; its file is the path of a target."""
 
     vocab_size: Count | None
-    error: NotNegative | None
+    error: NonNegative | None
 
 
 class Distributions(Section):
@@ -170,7 +170,7 @@ class Distributions(Section):
     log: Log
     steps: Count
     k: Count
-    temperature: NotNegative
+    temperature: NonNegative
     seed: Seed
 
 
@@ -183,13 +183,13 @@ class CertificatesConfig(Section):
 class RunLengths(Section):
     """KL levels of the certifiable run lengths, in nats."""
 
-    eps: Annotated[list[NotNegative], Len(1), Different]
+    eps: Annotated[list[NonNegative], Len(1), Different]
 
 
 class Solve(Section):
     """Goals of `python -m pipeline.solve`."""
 
-    eps: NotNegative
+    eps: NonNegative
     share: Annotated[float, Field(gt=0, le=1)]
     tokens: Annotated[float, Field(ge=1)]
     draft_lengths: Annotated[list[Count], Different]
