@@ -96,11 +96,12 @@ def _different(values: list[T]) -> list[T]:
 
 
 Name = Annotated[str, AfterValidator(_name)]
-Text = Annotated[str, AfterValidator(_text)]  # a path, or a hub id
+PathOrHubId = Annotated[str, AfterValidator(_text)]
 Revision = Annotated[str, AfterValidator(_revision)]
 Place = Annotated[str, AfterValidator(_place)]  # a directory that is made where it is missing
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seed = NonNegativeInt
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Different = AfterValidator(_different)
@@ -116,7 +117,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """A causal language model in a directory or on the hub."""
 
-    path: Text
+    path: PathOrHubId
     revision: Revision | None
     label: Name
     dtype: Dtype
@@ -140,7 +141,7 @@ class DrafterConfig(ModelConfig):
 class Prompts(Section):
     """The source of the prompts and their sample."""
 
-    source: Text
+    source: PathOrHubId
     revision: Revision | None
     split: str | None
     count: Count
@@ -200,7 +201,7 @@ class Ask(Section):
 
     name: Name | None  # of the files
     model: str | None
-    log_probs: Seed
+    log_probs: NonNegativeInt
     concurrent: Loads
     timeout: Annotated[float, Field(ge=1)]
 

@@ -22,6 +22,7 @@ from conf.schema import DrafterConfig, ModelConfig
 from pipeline.core.errors import PipelineError, collect_errors, raise_collected
 from pipeline.core.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.core.store import Store, relative
+from pipeline.core.timings import in_words, machines
 from pipeline.inputs.identity import Identities
 from pipeline.inputs.local_files import local_file, local_path
 from pipeline.models.kept import kept_models
@@ -130,7 +131,7 @@ class Study:
         ]
 
     def is_made(self, task: Task) -> bool:
-        """Say whether the artifact of a task exists."""
+        """Whether the artifact of a task exists, with timings that suit what is asked for."""
         return self.store.find(task) is not None
 
     def make(self, stage: str) -> list[Artifact]:
@@ -182,9 +183,11 @@ class Study:
         task = self.task(stage, target)
         artifact = self.store.find(task)
         if artifact is None:
-            raise PipelineError(
-                f"{task.name} does not exist yet: run `{self.command(f'stage={stage}')}`"
-            )
+            reason = "does not exist yet"
+            timed = [in_words(machines(other.record)) for other in self.store.published(task)]
+            if timed:
+                reason = f"has no timings that the keys device.* ask for, but of {'; '.join(timed)}"
+            raise PipelineError(f"{task.name} {reason}: run `{self.command(f'stage={stage}')}`")
         return artifact
 
     def command(self, *more: str) -> str:
@@ -205,7 +208,7 @@ class Study:
         """
         artifact = self.artifact(stage, target)
         if columns is None:
-            columns = [name for name in artifact.columns["data"] if not name.startswith("top_")]
+            columns = [name for name in artifact.tables["data"] if not name.startswith("top_")]
         if rule is None:
             return artifact.read(columns=columns).to_pandas()
         labels = {known.label for known in self.rules}

@@ -180,10 +180,10 @@ def check_files(directory: Path, record: Json) -> None:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A published artifact; `columns` are those of its stage's files."""
+    """A published artifact; `tables` are the columns of its stage's files."""
 
     directory: Path
-    columns: Mapping[str, Columns]
+    tables: Mapping[str, Columns]
 
     @cached_property
     def record(self) -> Json:
@@ -265,7 +265,7 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                check_schema(self.columns[name], file.schema_arrow, path)
+                check_schema(self.tables[name], file.schema_arrow, path)
                 yield file
         except (OSError, pa.ArrowException, ValueError) as error:
             raise DamagedError(self.directory, f"{path} can't be read ({error})") from error

@@ -60,11 +60,12 @@ class Store:
         self.root = root
 
     def find(self, task: Task) -> Artifact | None:
-        """Return the published artifact of a task, damaged or not, or None.
+        """Return the published artifact of a task, damaged or not.
 
-        If there are several, it is the one whose timings suit best what the task asks for.
+        If there are several, it is the one whose timings suit best what the task asks for. None:
+        there is none, or none whose timings suit.
         """
-        artifacts = list(self._all(task))
+        artifacts = list(self.published(task))
         asked = task.asked
         if asked is None:
             return next(iter(artifacts), None)
@@ -72,7 +73,7 @@ class Store:
         best = max(ranks, default=0)
         return artifacts[ranks.index(best)] if best else None
 
-    def _all(self, task: Task) -> Iterator[Artifact]:
+    def published(self, task: Task) -> Iterator[Artifact]:
         """Yield the published artifacts of a task, one for each time that it was timed."""
         for path in sorted((self.root / task.stage.name).glob(f"[!.]*-{task.key[:12]}")):
             yield Artifact(path, task.stage.tables)
@@ -108,7 +109,10 @@ class Store:
         return True
 
     def missing(self, tasks: Sequence[Task]) -> list[Task]:
-        """Return the tasks that must be computed for `tasks`, inputs first."""
+        """Return the tasks that must be computed for `tasks`, inputs first.
+
+        An artifact with a damaged record is set aside, so that its task is among them.
+        """
         needed: dict[str, Task] = {}
 
         def visit(task: Task) -> None:
@@ -183,7 +187,7 @@ class Store:
         try:
             with self.lock(task):
                 made = self._found(task) or self._compute(task, inputs)
-            self.unfinished(task.stage)
+            self.remove_abandoned(task.stage)
             return made
         except OSError as error:
             if error.errno not in REMEDIES:
@@ -221,7 +225,7 @@ class Store:
 
     def _compare(self, task: Task, made: Artifact) -> None:
         """Print how many answers differ from those of earlier timings of the same task."""
-        for other in self._all(task):
+        for other in self.published(task):
             with suppress(PipelineError):
                 if changed := _changed_answers(made, other):
                     print(
@@ -304,8 +308,8 @@ class Store:
         print(f"damaged: {reason}; set aside in {relative(place)}", flush=True)
         return True
 
-    def unfinished(self, stage: Stage) -> list[Path]:
-        """Return the workspaces of a stage; remove those that no run will continue.
+    def remove_abandoned(self, stage: Stage) -> list[Path]:
+        """Remove the workspaces of a stage that no run will continue; return those that are left.
 
         They are of another version of the stage, or unchanged for `ABANDONED` days.
         """
@@ -403,7 +407,7 @@ def relative(path: Path) -> str:
 def _changed_answers(made: Artifact, other: Artifact) -> int:
     """Return how many answers differ in tokens between two artifacts from the same inputs."""
     same = made.content == other.content or made.record["inputs"] != other.record["inputs"]
-    if same or "token_ids" not in made.columns.get("data", ()):
+    if same or "token_ids" not in made.tables.get("data", ()):
         return 0
     answers, others = (one.read(columns=["token_ids"])["token_ids"] for one in (made, other))
     return sum(a != b for a, b in zip(answers.to_pylist(), others.to_pylist(), strict=False))

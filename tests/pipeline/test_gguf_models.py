@@ -188,10 +188,13 @@ def test_damage_is_found_and_mended(packaged, tmp_path, capsys, name):
         Identities(memo).model(str(place), None, "k")
     (tmp_path / "artifacts").mkdir()
     assert verify.main([str(tmp_path)]) == 1
-    assert "is damaged" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "is damaged" in told.err
+    assert "0 artifacts verified, 0 damaged; 0 models verified, 1 damaged; 0 unf" in told.out
     smollm2.make()
     assert {file.name: file.read_bytes() for file in place.iterdir()} == before
     assert verify.main([str(tmp_path)]) == 0
+    assert "1 models verified, 0 damaged" in capsys.readouterr().out
     assert Identities(memo).model(str(place), None, "k") == known
 
 

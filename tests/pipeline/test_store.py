@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -263,10 +264,10 @@ def test_workspaces_that_no_run_goes_on_with_are_removed(store, capsys):
     newer = replace(task, stage=replace(task.stage, version=2))
     old, waiting = interrupted_workspace(store, task), interrupted_workspace(store, other)
     for work in [old, waiting]:
-        assert work in store.unfinished(task.stage)
+        assert work in store.remove_abandoned(task.stage)
     waiting = waiting.rename(str(waiting).replace(".v1.", ".v2."))
     with FileLock(store.root / ".locks" / f"steps-{task.key[:12]}.lock"):
-        assert old in store.unfinished(newer.stage)  # another process works there
+        assert old in store.remove_abandoned(newer.stage)  # another process works there
     store.get(newer)
     assert not old.exists()
     assert waiting.exists()
@@ -275,8 +276,30 @@ def test_workspaces_that_no_run_goes_on_with_are_removed(store, capsys):
     for age, stays in ((days - 60, True), (days + 60, False)):
         for path in [waiting, *waiting.rglob("*")]:
             os.utime(path, times=(0, time.time() - age))
-        store.unfinished(newer.stage)
+        store.remove_abandoned(newer.stage)
         assert waiting.exists() == stays
+
+
+def test_verify_takes_the_key_outputs_and_names_what_it_does_not_take(
+    store, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(verify, "STAGES", {"prompts": PROMPTS})
+    store.get(tasks()[0])
+    outputs = str(store.root.parent)
+    for words in ([f"outputs={outputs}"], [f"outputs='{outputs}'"], [outputs]):
+        assert verify.main(words) == 0
+        assert "1 artifacts verified, 0 damaged; 0 unfinished" in capsys.readouterr().out
+    for words, named in (
+        ([outputs, "study=mini"], "study=mini"),
+        (["study=mini", f"outputs={outputs}"], "study=mini"),
+        (["study=mini"], "study=mini"),
+        ([f"outputs={outputs}", "elsewhere"], "elsewhere"),
+        ([outputs, outputs], outputs),
+        ([f"outputs={tmp_path}/nowhere"], f"{tmp_path}/nowhere/artifacts"),
+        (["outputs="], "outputs=''"),
+    ):
+        with pytest.raises(SystemExit, match=f"error: {re.escape(named)}[: ]"):
+            verify.main(words)
 
 
 def test_verify_goes_on_behind_what_can_not_be_read(store, monkeypatch, capsys):
@@ -295,7 +318,7 @@ def test_verify_goes_on_behind_what_can_not_be_read(store, monkeypatch, capsys):
     told = capsys.readouterr()
     assert f"{data[0]} can't be read (Permission denied)" in told.err
     assert f"damaged: {data[1]}" in told.out
-    assert "2 artifacts verified, 1 damaged, 1 unreadable" in told.out
+    assert "0 artifacts verified, 1 damaged, 1 unreadable" in told.out
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from filelock import FileLock
 from conf.schema import Device
 from pipeline import cli
 from pipeline.core import shards, timings
+from pipeline.core.errors import PipelineError
 from pipeline.core.shards import compute_shards, nested, write_tables
 from pipeline.core.timings import (
     Asked,
@@ -493,6 +494,10 @@ def test_right_answers_are_shown_whatever_they_were_timed_with(tmp_path):
     [report] = STAGES["report"].plan(study)
     above = report.inputs["accuracy/mini_large"]
     assert study.store.find(study.tasks["accuracy"][0]) is None  # with two threads
+    with pytest.raises(
+        PipelineError, match=r"accuracy .* device\.\* .*, cpu, 1 CPU thread, .*: run "
+    ):
+        study.artifact("accuracy")
     assert study.store.find(above) is not None
     assert report.asked.threads == 2
 
