@@ -215,7 +215,7 @@ def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
     Without one, of those whose interval contains 1 or is undefined; else of all. `runs` are in the
     order of their speed.
     """
-    ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
+    ordered = [run for answer in (YES, OPEN, NO) for run in runs if _answer(run) == answer]
     return dict(ordered[0]) if ordered else None
 
 
