@@ -99,6 +99,24 @@ def test_analysis_touches_no_files_models_or_configuration():
         assert not {name.split(".")[0] for name in imported(path)} & banned, path
 
 
+def test_compiled_code_uses_only_what_its_own_file_defines():
+    """Numba's cache sees changes of this file alone; what it took from others would stay."""
+    compiled = [path for path in files("analysis") if "numba.njit" in path.read_text()]
+    assert compiled
+    for path in compiled:
+        module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        imports = [
+            node for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ImportFrom) and node.level
+        ]  # fmt: skip
+        foreign = {alias.asname or alias.name for node in imports for alias in node.names}
+        functions = [value for value in vars(module).values() if hasattr(value, "py_func")]
+        assert functions
+        for function in functions:
+            used = foreign & set(function.py_func.__code__.co_names)
+            assert not used, f"{path}: {function.py_func.__name__} uses {used}"
+
+
 def test_stages_do_not_import_each_other():
     rooms = {f"pipeline.stages.{name}." for name in STAGES}
     for path in files("pipeline"):

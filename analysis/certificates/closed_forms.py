@@ -19,6 +19,8 @@ from .. import rules
 from ..topk import Floats, TopK
 from . import bounds
 
+# names of the lower bounds that hold for every rule that judges tokens
+GENERAL = ("lemma 4.5", "lemma 4.5 threshold form", "lemma 4.5 polynomial")
 BELOW_1 = math.nextafter(1.0, 0.0)
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 # name; lower, upper or asymptotic (which bounds nothing); values (N,), nats
@@ -143,11 +145,12 @@ def _rows(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Row]:
     theta = np.minimum(np.fmax(theta, b), p0)
     family = [] if rule.is_custom else _family_rows(rule, p0, b, theta, eps)
     form = bounds.two_token(p0, theta)
+    of_two, of_threshold, polynomial = GENERAL
     rows: list[Row] = [
-        ("lemma 4.5", "lower", bounds.two_token(p0, b), None),
-        ("lemma 4.5 threshold form", "lower", form, None if family else ("G(p₀, θ)", form, eps)),
+        (of_two, "lower", bounds.two_token(p0, b), None),
+        (of_threshold, "lower", form, None if family else ("G(p₀, θ)", form, eps)),
         *family,
-        ("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b), None),
+        (polynomial, "lower", bounds.two_token_polynomial(p0, b), None),
         ("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b), None),
         ("theorem 4.6", "upper", bounds.ceiling(steps["active_size"].to_numpy()), None),
         ("log 2", "upper", np.full_like(p0, rule.ceiling), None),

@@ -40,7 +40,11 @@ LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 @dataclass(frozen=True)
 class Decoded:
-    """The runs of one target with one drafter: answers, calls and seconds."""
+    """The runs of one target with one drafter: answers, calls and seconds.
+
+    The columns of a frame that stage decoding writes stand in pipeline/stages/decoding/tables.py,
+    under the name of its file, which is given at the frame.
+    """
 
     target: str  # printed name
     drafter: str  # printed name
@@ -48,25 +52,26 @@ class Decoded:
     # temperature; tree, None for a chain, else its name, nodes, depth and, if it has a fixed shape,
     # parents
     runs: pd.DataFrame
-    answers: pd.DataFrame  # one row for each answer; these frames are as stage decoding writes them
-    calls: pd.DataFrame  # one row for each call of the target
-    answer_seconds: pd.DataFrame  # one row for each answer
-    call_seconds: pd.DataFrame  # one row for each call of the target
-    # the steps of the greedy baseline, scored by both models; empty without one
+    answers: pd.DataFrame  # data: one row for each answer
+    calls: pd.DataFrame  # calls: one row for each call of the target
+    answer_seconds: pd.DataFrame  # timings/runs: one row for each answer
+    call_seconds: pd.DataFrame  # timings/calls: one row for each call of the target
+    # trajectory: the steps of the greedy baseline, scored by both models; empty without one
     trajectory: pd.DataFrame
     # bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}
     size: Mapping[str, Mapping[str, int]]
     rules: Mapping[str, Rule]  # the rules of the runs, by label
-    # one row for each tree node whose children were tested
+    # levels: one row for each tree node whose children were tested
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
-    # one row for each token of an answer of the target alone, at temperatures at which trees are
-    # drawn
+    # contexts: one row for each token of an answer of the target alone, at temperatures at which
+    # trees are drawn
     contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
     vocabulary: int = 0  # number of tokens that both models have
-    # a row for each draft length at each of some prompts: seconds of a call, of no run
+    # timings/passes: a row for each draft length at each of some prompts: seconds of a call, which
+    # belongs to no run
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
-    # a row for each prompt, drafter that reads the text only, and draft length: the calls that the
-    # greedy answer of the target alone takes with it
+    # lengths: a row for each prompt, drafter that reads the text only, and draft length: the calls
+    # that the greedy answer of the target alone takes with it
     lengths: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LENGTHS))
 
     @property

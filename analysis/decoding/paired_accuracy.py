@@ -24,14 +24,17 @@ ALL = "all"  # the tasks together
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers of one target with one drafter."""
+    """The answers of one target with one drafter.
+
+    The columns of answers (data) and seconds (timings/runs) stand in pipeline/stages/accuracy.py.
+    """
 
     target: str  # printed name
     tasks: Sequence[str]  # in order
     # one row for each run, indexed by run: method, drafter, draft_length, temperature, baseline (a
     # run), exact (whether it must give the baseline's tokens), and rule, an acceptance rule or None
     runs: pd.DataFrame
-    answers: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
+    answers: pd.DataFrame  # one row for each item and run; without token_ids, method, drafter
     seconds: pd.DataFrame  # task, item_id, run, seconds
 
 

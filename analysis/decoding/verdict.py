@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..rules import Rule, TopMAdditive, Typical
 from ..statistics.bootstrap import FEW_PROMPTS
 
 # outcomes
@@ -37,7 +38,8 @@ BUSY = "busy machine"
 OFFERED = "offered"
 REJECTS_NOTHING = "rejects nothing"  # it emits whatever is drafted
 LOSES_ANSWERS = "loses answers"
-RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}  # docs/certify.md
+# docs/certify.md
+RULE_ENGINES: Mapping[type, str] = {TopMAdditive: "TensorRT-LLM", Typical: "Medusa"}
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
 Run = Mapping[Any, Any]  # a method, by the columns of `analysis.decoding.speed.speed`
 
@@ -98,10 +100,13 @@ class Verdict:
         return self.best if self.outcome == DRAFT else None
 
 
-def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
+def engines(
+    runs: pd.DataFrame, rules: Mapping[str, Rule], of_drafters: Mapping[str, str]
+) -> list[str]:
     """Return the engines that run each method; empty for trees, races and rules of no engine.
 
-    `of_drafters` are the engines that run the chains of each drafter, by its name in `runs`.
+    `rules` are those of the runs, by label. `of_drafters` are the engines that run the chains of
+    each drafter, by its name in `runs`.
     """
 
     def engine(run: Run) -> str:
@@ -109,7 +114,7 @@ def engines(runs: pd.DataFrame, of_drafters: Mapping[str, str]) -> list[str]:
             return ""
         if run["lossless"]:
             return of_drafters.get(run["drafter"], "")
-        return RULE_ENGINES.get(str(run["rule"]).split()[0], "")
+        return RULE_ENGINES.get(type(rules.get(run["rule"])), "")
 
     return [engine(run) for run in runs.to_dict("records")]
 
@@ -210,7 +215,7 @@ def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
     Without one, of those whose interval contains 1 or is undefined; else of all. `runs` are in the
     order of their speed.
     """
-    ordered = [run for answer in OUTCOMES for run in runs if _answer(run) == answer]
+    ordered = [run for answer in (YES, OPEN, NO) for run in runs if _answer(run) == answer]
     return dict(ordered[0]) if ordered else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ..certificates.bound_statistics import bound_statistics
+from ..certificates.closed_forms import GENERAL
 from ..rules import Rule
 from .table import Table, concat_targets
 from .text import number_text, percent_text
@@ -59,7 +60,7 @@ def _printed(frame: pd.DataFrame) -> dict[str, Any]:
     lower, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "sufficient")
     )
-    theorems = [name for name in lower.index if not name.startswith("lemma")]
+    theorems = [name for name in lower.index if name not in GENERAL]
     theorem_name = theorems[0] if theorems else ""
     return {
         "R": frame["certificate"].iloc[0],

@@ -125,7 +125,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
 def _draw_usual(axis: Axes, frame: pd.DataFrame) -> None:
     """Draw the predicted acceptance of usual drafters over the bars."""
     bins = np.arange(len(frame))
-    usual, heavy, light = (frame[law] / frame["steps"] for law in LAWS)
+    usual, heavy, light = (frame[law] / frame["steps"] for law in ("normal", "laplace", "uniform"))
     axis.fill_between(bins, heavy, light, color=style.BLACK, alpha=0.2, linewidth=0, zorder=3)
     axis.plot(bins, usual, color=style.BLACK, linewidth=1, markersize=2, marker="o", zorder=4)
 

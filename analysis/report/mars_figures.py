@@ -14,6 +14,7 @@ from matplotlib.figure import Figure as Drawing
 from ..decoding.metrics import Decoded
 from ..decoding.speed import SPEEDUP_ENDS
 from ..decoding.top_two_logits import BELOW, FIRST, REJECTED, SECOND, THRESHOLD, top_two
+from ..rules import Mars
 from ..statistics.estimate import interval_columns
 from . import style
 from .table import Figure
@@ -100,15 +101,15 @@ def thresholds_figure(
     """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
 
     `quality` names the column to draw: "accuracy", or "agreement" (with the tokens of the target
-    alone). Each target's frame has a row for
-    each method: method, draft_length, temperature, theta (NaN for other rules), speedup and the
-    quality, and their intervals if they have any.
+    alone). Each target's frame has a row for each method: method, draft_length, temperature, theta
+    (NaN for other rules), speedup and the quality, and their intervals if they have any.
     """
     keys = ["draft_length", "temperature", "scheme"]
     swept = []
     for frame in frames:
         mars = frame[frame["theta"].notna()]
-        schemes = [title.partition(")")[2] for title in mars["method"]]  # behind the rule's title
+        named = zip(mars["method"], mars["theta"], strict=True)
+        schemes = [title.removeprefix(Mars(theta).title) for title, theta in named]
         mars = mars.assign(scheme=schemes)
         several = mars.groupby(keys)["theta"].transform("nunique") > 1
         swept.append(mars[several].sort_values("theta"))

@@ -25,7 +25,7 @@ from analysis.decoding.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Timed, engin
 from analysis.report.accuracy_tables import accuracy_table
 from analysis.report.text import speed_texts
 from analysis.report.verdict_sentences import advise
-from analysis.rules import Additive, StrictGreedy
+from analysis.rules import Additive, StrictGreedy, Typical
 from analysis.statistics.estimate import Estimate
 from pipeline.engines.speed.comparison import Speed
 
@@ -214,11 +214,15 @@ def test_engines_run_chains_and_few_rules():
         ("model", None, None, False),
     ]
     runs = pd.DataFrame(rows, columns=["drafter", "tree", "sampling", "lossless"])
-    runs["rule"] = "typical eps0=0.1 delta0=0.09"
+    known = {rule.label: rule for rule in (Typical(0.1, 0.09), Additive(0.1))}
+    known["typical of a user"] = Additive(0.2)  # the rule counts, not the words of its label
+    runs["rule"] = Typical(0.1, 0.09).label
     of_drafters = {"model": "vLLM (eagle3)", "prompt_lookup": "vLLM (ngram)"}
-    assert engines(runs, of_drafters) == [*("", "vLLM (eagle3)", "vLLM (ngram)", "", "", "Medusa")]
-    assert engines(runs.assign(rule="additive t=0.1"), of_drafters)[5] == ""
-    assert engines(runs, {})[1:3] == ["", ""]
+    found = engines(runs, known, of_drafters)
+    assert found == [*("", "vLLM (eagle3)", "vLLM (ngram)", "", "", "Medusa")]
+    for other in list(known)[1:]:
+        assert engines(runs.assign(rule=other), known, of_drafters)[5] == ""
+    assert engines(runs, known, {})[1:3] == ["", ""]
 
 
 def answers(**given):

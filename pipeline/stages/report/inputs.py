@@ -161,7 +161,8 @@ def _with_drafters(
     of_drafters = {name: kind.engines(task.settings) for name, kind in kinds.items()}
     titles = {name: kind.in_sentences or drafter for name, kind in kinds.items()}
     return speeds.assign(
-        engine=engines(decoded.runs, of_drafters), drafter_title=speeds["drafter"].map(titles)
+        engine=engines(decoded.runs, decoded.rules, of_drafters),
+        drafter_title=speeds["drafter"].map(titles),
     )
 
 
