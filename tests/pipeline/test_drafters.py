@@ -27,7 +27,7 @@ def test_methods_have_the_engines_and_the_title_that_their_kind_says(
     chains = runs.assign(tree=None, sampling=None, lossless=True, rule="greedy")
     task = SimpleNamespace(runtime=SimpleNamespace(models=models), settings={"lookup_match": match})
     source = SimpleNamespace(tasks={"decoding": task})
-    found = _with_drafters(runs, SimpleNamespace(runs=chains), source, "small")
+    found = _with_drafters(runs, SimpleNamespace(runs=chains, rules={}), source, "small")
     assert found["engine"].tolist() == ["", of_model, of_lookup]
     assert found["drafter_title"].tolist()[1:] == ["small", "prompt look-up"]
 
