@@ -222,8 +222,8 @@ class _Asked(NamedTuple):
     logs: Floats  # (n, T) log-probabilities of the tokens with a direction
     log_tail: Floats  # (n,) of all others
     eps: Floats  # (n, C) KLs
-    trees: NDArray[np.bool_]  # (C,)
-    limits: NDArray[np.int64]  # (n, C) ranks that are accepted or, of a tree, suffice
+    ranks: NDArray[np.int64]  # (n, C) that are accepted; 0 for trees
+    widths: NDArray[np.int64]  # (C,) of trees; 0 for other rules, and where all tokens fit in
     certain: NDArray[np.bool_]  # (n, C) accepted in every direction
     uncertain: NDArray[np.bool_]  # (n, C) to be counted; what is neither is rejected
 
@@ -236,15 +236,15 @@ class _Asked(NamedTuple):
         lower = found.lower[:, column]
         accepted = found.accepted_count[:, column]
         trees = np.array([isinstance(rule, Tree) for rule in rules])
-        width = np.array([rule.m if isinstance(rule, Tree) else 0 for rule in rules])
+        widths = [rule.m if isinstance(rule, Tree) and rule.m < tokens else 0 for rule in rules]
         certain = (eps < lower) | np.isinf(lower)  # or nothing is rejected
         return cls(
             logs=np.ascontiguousarray(given.log_probs[:, :tokens]),
             log_tail=np.logaddexp(given.log_tail, _log_sum(given.log_probs[:, tokens:])),
             eps=eps,
-            trees=trees,
             # beyond the tokens nothing leads
-            limits=np.where(trees, width, np.where(accepted < 1, tokens, accepted)),
+            ranks=np.where(trees, 0, np.where(accepted < 1, tokens, accepted)),
+            widths=np.array(widths),
             certain=certain,
             # at a KL of 0 the draft is the target: what is not certain is a tie, so rejected
             uncertain=~certain & np.isfinite(eps) & (eps > 0.0),
@@ -258,8 +258,8 @@ class _Asked(NamedTuple):
             self.log_tail[step],
             Directions(xi, xi @ np.exp(self.logs[step]), xi.max(axis=1)),
             self.eps[step, open_],
-            self.limits[step, open_],
-            self.trees[open_],
+            self.ranks[step, open_],
+            self.widths[open_],
         )
 
 
@@ -373,28 +373,19 @@ def first_crossings(logs: Floats, xi: Floats, crossings: Floats, most: float) ->
 
 @compiled
 def lead_points(
-    logs: Floats,
-    xi: Floats,
-    most: float,
-    limits: NDArray[np.int64],
-    trees: NDArray[np.bool_],
-    points: Floats,
+    logs: Floats, xi: Floats, most: float, ranks: NDArray[np.int64], points: Floats
 ) -> None:
-    """Write the s at which a token behind the rule's ranks first leads, for rules of ranks."""
-    need = 0
-    for c in range(len(limits)):
-        if not trees[c]:
-            need = max(need, limits[c])
+    """Write the s at which a token behind the accepted `ranks` (C,) first leads; not where 0."""
     lead = 0
     last = 0  # the largest rank, from 0, that has led
     s = 0.0
-    while last < need:
+    while last < ranks.max():
         after, first = next_lead(logs, xi, lead, most)
         if after < 0:
             break
         s = max(s, first)
-        for c in range(len(limits)):
-            if not trees[c] and last < limits[c] <= after:
+        for c in range(len(ranks)):
+            if last < ranks[c] <= after:
                 points[c] = s
         last = max(last, after)
         lead = after
@@ -402,25 +393,16 @@ def lead_points(
 
 @compiled
 def tree_points(
-    logs: Floats,
-    xi: Floats,
-    most: float,
-    limits: NDArray[np.int64],
-    trees: NDArray[np.bool_],
-    points: Floats,
+    logs: Floats, xi: Floats, most: float, widths: NDArray[np.int64], points: Floats
 ) -> None:
-    """Write the s at which as many lines as the tree is wide have crossed that of x0, for trees."""
-    width = 0
-    for c in range(len(limits)):
-        if trees[c] and limits[c] < len(logs):
-            width = max(width, limits[c])
-    if width == 0:
+    """Write the s at which `widths` (C,) many lines have crossed that of x0; not where 0."""
+    if widths.max() == 0:
         return
-    crossings = np.empty(width)
+    crossings = np.empty(widths.max())
     first_crossings(logs, xi, crossings, most)
-    for c in range(len(limits)):
-        if trees[c] and limits[c] < len(logs):
-            points[c] = crossings[limits[c] - 1]
+    for c in range(len(widths)):
+        if widths[c]:
+            points[c] = crossings[widths[c] - 1]
 
 
 @compiled
@@ -429,25 +411,25 @@ def rejections(
     log_tail: float,
     directions: Directions,
     eps: Floats,
-    limits: NDArray[np.int64],
-    trees: NDArray[np.bool_],
+    ranks: NDArray[np.int64],
+    widths: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Return (C,) how many directions are rejected at one step, by rule and KL.
 
-    `limits` (C,) are n of rules that accept n ranks, m of trees; `eps` (C,) are finite.
+    `ranks` and `widths` (C,) are as in `_Asked`; `eps` (C,) are finite.
     """
-    rejected = np.zeros(len(limits), dtype=np.int64)
-    points = np.empty(len(limits))
+    rejected = np.zeros(len(eps), dtype=np.int64)
+    points = np.empty(len(eps))
     terms = np.empty(len(logs))
     for draw in range(len(directions.xi)):
         xi = directions.xi[draw]
         most = directions.highest[draw]
         points[:] = math.inf
-        lead_points(logs, xi, most, limits, trees, points)
-        tree_points(logs, xi, most, limits, trees, points)
+        lead_points(logs, xi, most, ranks, points)
+        tree_points(logs, xi, most, widths, points)
         known = -1.0
         kl = 0.0
-        for c in range(len(limits)):
+        for c in range(len(eps)):
             if points[c] == math.inf:
                 continue
             if points[c] != known:

@@ -133,7 +133,7 @@ def test_below_the_certificate_every_drafter_is_accepted():
     trees = np.array([isinstance(rule, rules.Tree) for rule in EIGHT])
     seen = 0
     for step in range(len(dist)):
-        limits = np.where(trees, 2, found.accepted_count[step])
+        ranks = np.where(trees, 0, found.accepted_count[step])
         for at, certificate in enumerate(found.lower[step]):
             if np.isinf(certificate):
                 continue
@@ -143,8 +143,8 @@ def test_below_the_certificate_every_drafter_is_accepted():
                     -np.inf,
                     usual_drafter.Directions(xi, xi @ dist.probs[step], xi.max(axis=1)),
                     np.full(len(EIGHT), certificate * factor),
-                    limits,
-                    trees,
+                    ranks,
+                    np.where(trees, 2, 0),
                 )[at]
                 for factor in (1 - 1e-9, 1.3)
             )
