@@ -22,7 +22,7 @@ the seconds of drafting over those of a call without a draft.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -188,25 +188,27 @@ def _predicted(
     bootstrap = PromptBootstrap(np.arange(prompts), *statistics)
     of_rounds = tail_level(statistics.confidence, rounds)
     of_fewer = tail_level(statistics.confidence, min(prompts, rounds))
-    calls, drafting, emitted = counts.by_prompt()
-    tokens = emitted.sum(0) / calls.sum(0)
-    share = drafting.sum(0) / calls.sum(0)
-    drawn_calls = bootstrap.sums(calls)
     observed = seconds.costs()
     if draft_seconds is not None:
         observed = observed.with_draft(draft_seconds)
         drawn = drawn.with_draft(draft_seconds)
-    costs = over_all_passes(observed.totals(), share)
-    begin = prompts / calls.sum(0) * observed.begin_costs()
-    speeds = tokens / (costs + begin)
+
+    def measures(sums: Sequence[Floats | Integers], costs: CallCosts) -> tuple[Floats, ...]:
+        """Return tokens per call, cost and speed from sums over the prompts, as `by_prompt`."""
+        calls, drafting, emitted = sums
+        tokens = emitted / calls
+        cost = over_all_passes(costs.totals(), drafting / calls)
+        return tokens, cost, tokens / (cost + prompts / calls * costs.begin_costs())
+
+    by_prompt = counts.by_prompt()
+    sums = [numbers.sum(0) for numbers in by_prompt]
+    tokens, costs, speeds = measures(sums, observed)
+    flat = observed._replace(target=np.ones_like(observed.target))
+    *_, memory_bound = measures(sums, flat)
     # resamples of prompts without a call are left out
     with np.errstate(invalid="ignore", divide="ignore"):
-        drawn_tokens = bootstrap.sums(emitted) / drawn_calls
-        drawn_share = bootstrap.sums(drafting) / drawn_calls
-        drawn_costs = over_all_passes(drawn.totals(), drawn_share)
-        drawn_begin = prompts / drawn_calls * drawn.begin_costs()
-        drawn_speeds = drawn_tokens / (drawn_costs + drawn_begin)
-    flat = observed._replace(target=np.ones_like(observed.target))
+        drawn_sums = [bootstrap.sums(numbers) for numbers in by_prompt]
+        drawn_tokens, drawn_costs, drawn_speeds = measures(drawn_sums, drawn)
     estimates = {
         "tokens_per_call": Estimate(tokens, *bootstrap.interval(drawn_tokens)),
         "cost": Estimate(costs, *expanded_interval(drawn_costs, of_rounds)),
@@ -215,7 +217,7 @@ def _predicted(
     table = pd.DataFrame({"draft_length": np.arange(MAX_DRAFT_LENGTH + 1)})
     for name, estimate in estimates.items():
         table = table.assign(**estimate.columns(name))
-    table["memory_bound"] = tokens / (over_all_passes(flat.totals(), share) + begin)
+    table["memory_bound"] = memory_bound
     return table
 
 
