@@ -15,10 +15,9 @@ from conf.schema import WhatIf
 from pipeline import engine
 from pipeline.engines.speed.by_load import load_rows, predicted_rows, rows_between
 from pipeline.engines.speed.comparison import compare
-from pipeline.engines.speed.loads import compare_by_load
+from pipeline.engines.speed.loads import compare_by_load, costs_at
 from pipeline.engines.speed.runs import read_run, run_files
 from pipeline.engines.speed.schedule import what_if
-from pipeline.engines.speed.step_costs import costs_at
 from tests.engines import metrics, vllm_page
 
 STATISTICS = Resampling(200, 0.95, 0)

@@ -18,10 +18,10 @@ import pandas as pd
 from analysis.decoding.draft_length import expected_tokens
 from pipeline.core.errors import PipelineError
 from pipeline.engines.speed.comparison import Speed
-from pipeline.engines.speed.loads import Load, rates_and_draft_share
+from pipeline.engines.speed.loads import Load, costs_at, rates_and_draft_share
 from pipeline.engines.speed.recommendation import doubt_of
 from pipeline.engines.speed.runs import Run
-from pipeline.engines.speed.step_costs import MEASURED, Costs, costs_at
+from pipeline.engines.speed.step_costs import MEASURED, Costs
 
 
 @dataclass(frozen=True)

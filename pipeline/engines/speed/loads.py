@@ -1,10 +1,10 @@
-"""Runs at several loads: which of them belong together, and how each compares at its load."""
+"""Runs at several loads: which belong together, how each compares at its load, what steps cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.engines.speed.comparison import SAME_LOAD, Speed, clocks_of, compare
 from pipeline.engines.speed.recommendation import known_rates
 from pipeline.engines.speed.runs import Run
-from pipeline.engines.speed.step_costs import Costs
+from pipeline.engines.speed.step_costs import Costs, costs_between
 
 
 @dataclass(frozen=True)
@@ -177,3 +177,24 @@ def rates_and_draft_share(loads: Sequence[Load]) -> tuple[list[float], float]:
     longest = max(runs, key=lambda run: run.length or 0)
     share = longest.draft_share
     return known_rates(longest), 1.0 if math.isnan(share) else min(share, 1.0)
+
+
+def costs_at(loads: Sequence[Load], requests: int | None) -> Costs | None:
+    """Return the costs at a load: measured there, else between its neighbours, else the nearest."""
+    measured = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
+    if not measured:
+        return None
+    by_load = {load: costs for load, costs in measured if load is not None}
+    if requests is None or not by_load:
+        load, costs = measured[0]
+        return replace(
+            costs, origin="at a load that is not told" if load is None else f"at load {load}"
+        )
+    if requests in by_load:
+        return by_load[requests]
+    below = max((load for load in by_load if load < requests), default=None)
+    above = min((load for load in by_load if load > requests), default=None)
+    if below is None or above is None:
+        nearest = next(load for load in (below, above) if load is not None)
+        return replace(by_load[nearest], origin=f"at load {nearest}, the nearest")
+    return costs_between(requests, (below, by_load[below]), (above, by_load[above]))

@@ -14,10 +14,9 @@ from conf.schema import WhatIf
 from pipeline.engines.registry import engine_named
 from pipeline.engines.speed.by_load import load_rows, load_table, predicted_rows
 from pipeline.engines.speed.comparison import Speed
-from pipeline.engines.speed.loads import Load, rates_and_draft_share
+from pipeline.engines.speed.loads import Load, costs_at, rates_and_draft_share
 from pipeline.engines.speed.recommendation import SURE, doubt_of
 from pipeline.engines.speed.runs import Run
-from pipeline.engines.speed.step_costs import costs_at
 
 Ranges = list[tuple[int, int, int]]  # first and last number of requests, draft length
 

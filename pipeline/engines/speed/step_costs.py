@@ -6,11 +6,6 @@ measured loads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pipeline.engines.speed.loads import Load
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -54,30 +49,7 @@ class Costs:
         return (", " if self.ends else " ").join(part for part in (of_length, self.origin) if part)
 
 
-def costs_at(loads: Sequence[Load], requests: int | None) -> Costs | None:
-    """Return the costs at a load: measured there, else between its neighbours, else the nearest."""
-    measured = [(load.requests, costs) for load in loads if (costs := load.costs) is not None]
-    if not measured:
-        return None
-    by_load = {load: costs for load, costs in measured if load is not None}
-    if requests is None or not by_load:
-        load, costs = measured[0]
-        return _moved(costs, "at a load that is not told" if load is None else f"at load {load}")
-    if requests in by_load:
-        return by_load[requests]
-    below = max((load for load in by_load if load < requests), default=None)
-    above = min((load for load in by_load if load > requests), default=None)
-    if below is None or above is None:
-        nearest = next(load for load in (below, above) if load is not None)
-        return _moved(by_load[nearest], f"at load {nearest}, the nearest")
-    return _between(requests, (below, by_load[below]), (above, by_load[above]))
-
-
-def _moved(costs: Costs, origin: str) -> Costs:
-    return Costs(costs.steps, costs.rests, costs.decoding, costs.lengths, origin)
-
-
-def _between(requests: int, below: tuple[int, Costs], above: tuple[int, Costs]) -> Costs:
+def costs_between(requests: int, below: tuple[int, Costs], above: tuple[int, Costs]) -> Costs:
     """Return the costs between two loads, up to the length that both have."""
     size = min(len(below[1].steps), len(above[1].steps))
 
