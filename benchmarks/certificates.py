@@ -21,7 +21,9 @@ from analysis.rules import Additive, Rule
 from analysis.topk import TopK
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, K, VOCABULARY = 64_000, 256, 151_936
+STEPS = 64_000
+K = 256
+VOCABULARY = 151_936
 REPEATS = 7  # the least time counts
 
 

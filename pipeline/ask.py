@@ -42,8 +42,8 @@ from pipeline.engines.asking.saved_answers import (
     check_same_server,
     mean_in_flight,
     read_answered,
-    write_json,
     write_page,
+    write_server_record,
 )
 from pipeline.engines.metrics_pages import read_page
 from pipeline.engines.printed_text import printable
@@ -131,7 +131,7 @@ async def _save(
         return
     # of no page until all is done: a run that is killed leaves none that covers its answers
     counts: dict[str, Any] = {"answers": len(answered), "answers_of_pages": 0, "seconds": 0.0}
-    write_json(record, about | counts)
+    write_server_record(record, about | counts)
     write_page(path.with_suffix(".before.txt"), before)
     write_page(path.with_suffix(".after.txt"), None)
     began = time.time()
@@ -145,7 +145,7 @@ async def _save(
         "seconds": seconds,
         "in_flight": mean_in_flight(path),
     }
-    write_json(record, about | counts)
+    write_server_record(record, about | counts)
     if failed:
         name, reason = next(iter(failed.items()))
         raise PipelineError(

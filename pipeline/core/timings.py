@@ -57,7 +57,6 @@ class Asked:
         it does not, timings of another processor suit as they are, because somebody copied them
         here; timings of this processor must be of the device and threads that it has. Timings of
         this processor rank higher, and so do timings that the same keys asked for.
-
         """
         measured = machines(record)
         before = record.get("asked") or dict.fromkeys(self.entries)
@@ -69,7 +68,12 @@ class Asked:
             and self._has_threads(measured, before["threads"], here=here)
         ):
             return 0
-        return 1 + 2 * here + (before == self.entries)
+        rank = 1
+        if here:
+            rank += 2
+        if before == self.entries:
+            rank += 1
+        return rank
 
     def _has_device(self, measured: Sequence[Machine], before: str | None, *, here: bool) -> bool:
         """Whether timings are of the asked device; `before` is what was asked for then.

@@ -56,7 +56,7 @@ def check_same_server(
         )
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_server_record(path: Path, content: Mapping[str, Any]) -> None:
     """Write the record of the server."""
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
